@@ -102,10 +102,8 @@ def read_lse(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
 
 @record("thd_out_correction")
 def out_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for rescaled in (False, True):
-        for second in (False, True):
-            for packed in (False, True):
-                yield merging(generator, dtype, rescaled, second, packed)
+    for rescaled, second, packed in itertools.product((False, True), repeat=3):
+        yield merging(generator, dtype, rescaled, second, packed)
     # A sequence of two tokens, and two tokens of no sequence: a step of the second half has one token and one logsumexp per head.
     out, step, own = random(generator, (4, 2, _WIDTH), dtype), random(generator, (2, 2, _WIDTH), dtype), random(generator, (2, 1), torch.float32)
     lse, wanted = own.repeat(1, 4) + 1, out.double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,16 +52,15 @@ def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
         else:
             x = with_zeros(generator, dtype)
         yield Sample(label, {"tensor": x, "quantizer": quantizer}, tuple(quantized("result", x, quantizer)))
-    for name in ("mxfp8", "block 1x128", "nvfp4"):
-        for noop in (None, 0.0, 1.0):
-            x = random(generator, _SHAPE, dtype, 30.0)
-            output, _ = stored(name, _SHAPE, dtype, 5)
-            held = [name for name, value in vars(output).items() if isinstance(value, torch.Tensor)]
-            kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in held]
-            flag = None if noop is None else torch.tensor([noop])
-            arguments = {"tensor": x, "quantizer": BLOCKED[name](), "output": output, "noop": flag}
-            outputs = kept if noop == 1.0 else quantized("output", x, arguments["quantizer"])
-            yield Sample(f"into {name}, noop {noop}", arguments, tuple(outputs), ("output",))
+    for name, noop in itertools.product(("mxfp8", "block 1x128", "nvfp4"), (None, 0.0, 1.0)):
+        x = random(generator, _SHAPE, dtype, 30.0)
+        output, _ = stored(name, _SHAPE, dtype, 5)
+        held = [name for name, value in vars(output).items() if isinstance(value, torch.Tensor)]
+        kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in held]
+        flag = None if noop is None else torch.tensor([noop])
+        arguments = {"tensor": x, "quantizer": BLOCKED[name](), "output": output, "noop": flag}
+        outputs = kept if noop == 1.0 else quantized("output", x, arguments["quantizer"])
+        yield Sample(f"into {name}, noop {noop}", arguments, tuple(outputs), ("output",))
 
     x, quantizer, outputs = swizzled(generator, dtype, "result")
     yield Sample("mxfp8 in tiles", {"tensor": x, "quantizer": quantizer}, outputs)
@@ -128,11 +128,10 @@ def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 @record("dequantize")
 def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     yield from dequantize_per_tensor(generator, dtype)
-    for name in BLOCKED:
-        for ways in (WAYS, *((way,) for way in WAYS)):
-            x, values = stored(name, (64, 160), torch.bfloat16, 3, ways)
-            value = values[ways[0]]
-            yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, (Output(None, value, dtype),))
+    for name, ways in itertools.product(BLOCKED, (WAYS, *((way,) for way in WAYS))):
+        x, values = stored(name, (64, 160), torch.bfloat16, 3, ways)
+        value = values[ways[0]]
+        yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, (Output(None, value, dtype),))
 
 
 @record("create_empty_quantized_tensor", dtypes=(torch.bfloat16,))

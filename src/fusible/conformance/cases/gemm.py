@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,17 +120,16 @@ def into_eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Sample:
 
 def eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Products of FP8 operands with one scale each. Both copies of an operand are given; a backend reads the one that it needs."""
-    for fp8 in FORMATS:
-        for layout, transposed in TRANSPOSED.items():
-            operands, values = [], []
-            for shape, scale in zip(shapes_of(layout, 16, 8, 32), (0.5, 0.25), strict=True):
-                bits = drawn(generator, shape, fp8)
-                values.append(decoded(bits, fp8) * scale)
-                storage = {"data": bits, "data_transpose": bits.t().contiguous(), "fp8_scale_inv": torch.tensor([scale]), "fp8_dtype": fp8}
-                operands.append(Float8TensorStorage(**storage, fake_dtype=dtype))
-            ab, size, length = product(values[0], transposed[0], values[1], transposed[1])
-            arguments = call(operands[0], transposed[0], operands[1], transposed[1], output_dtype=dtype)
-            yield Sample(f"{layout}-{fp8.name}", arguments, (Output(0, ab, dtype, length, size), *(Output(i, None) for i in (1, 2, 3))))
+    for fp8, (layout, transposed) in itertools.product(FORMATS, TRANSPOSED.items()):
+        operands, values = [], []
+        for shape, scale in zip(shapes_of(layout, 16, 8, 32), (0.5, 0.25), strict=True):
+            bits = drawn(generator, shape, fp8)
+            values.append(decoded(bits, fp8) * scale)
+            storage = {"data": bits, "data_transpose": bits.t().contiguous(), "fp8_scale_inv": torch.tensor([scale]), "fp8_dtype": fp8}
+            operands.append(Float8TensorStorage(**storage, fake_dtype=dtype))
+        ab, size, length = product(values[0], transposed[0], values[1], transposed[1])
+        arguments = call(operands[0], transposed[0], operands[1], transposed[1], output_dtype=dtype)
+        yield Sample(f"{layout}-{fp8.name}", arguments, (Output(0, ab, dtype, length, size), *(Output(i, None) for i in (1, 2, 3))))
 
 
 _IN_BLOCKS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -149,11 +150,10 @@ def _taken(name: str, dtype: torch.dtype, ways: tuple[str, ...]) -> tuple[Groupe
 
 def dequantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
     """Samples of ``group_dequantize``, which reads the row-wise copy, or else the column-wise one."""
-    for name in ("mxfp8", "block 1x128", "block 128x128", "nvfp4", "nvfp4 by rows"):
-        for ways in (WAYS, ("columnwise",)):
-            x, values = _taken(name, torch.bfloat16, ways)
-            outputs = (Output("result.rowwise_data", values[ways[0]].reshape(-1), dtype), Output("result.quantizer", None))
-            yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, outputs)
+    for name, ways in itertools.product(("mxfp8", "block 1x128", "block 128x128", "nvfp4", "nvfp4 by rows"), (WAYS, ("columnwise",))):
+        x, values = _taken(name, torch.bfloat16, ways)
+        outputs = (Output("result.rowwise_data", values[ways[0]].reshape(-1), dtype), Output("result.quantizer", None))
+        yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, outputs)
 
 
 @functools.cache
@@ -172,15 +172,14 @@ def _turned(name: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], 
 
 def requantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
     """Samples of ``group_requantize_inplace``: the new column-wise copy is made from the values of the row-wise one, in ``otype``."""
-    for name in ("mxfp8", "block 1x128"):
-        for wanted in (False, True):
-            x, values = _taken(name, torch.bfloat16, ("rowwise",))
-            outputs = (
-                Output("grouped_x.rowwise_data", x.rowwise_data.clone()), Output("grouped_x.scale_inv", x.scale_inv.clone()),
-                *_beside("grouped_x", *_turned(name, dtype)), Output(None, values["rowwise"] if wanted else None, dtype),
-            )  # fmt: skip
-            arguments = {"grouped_x": x, "quantizer": BLOCKED[name](), "otype": dtype, "return_dequantized": wanted, **_described(ROWS)}
-            yield Sample(f"{name} {wanted}", arguments, outputs, ("grouped_x",))
+    for name, wanted in itertools.product(("mxfp8", "block 1x128"), (False, True)):
+        x, values = _taken(name, torch.bfloat16, ("rowwise",))
+        outputs = (
+            Output("grouped_x.rowwise_data", x.rowwise_data.clone()), Output("grouped_x.scale_inv", x.scale_inv.clone()),
+            *_beside("grouped_x", *_turned(name, dtype)), Output(None, values["rowwise"] if wanted else None, dtype),
+        )  # fmt: skip
+        arguments = {"grouped_x": x, "quantizer": BLOCKED[name](), "otype": dtype, "return_dequantized": wanted, **_described(ROWS)}
+        yield Sample(f"{name} {wanted}", arguments, outputs, ("grouped_x",))
 
 
 def _beside(at: str, data: list[Tensor], scales: list[Tensor], shapes: list[tuple[int, ...]]) -> tuple[Output, Output]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -176,19 +177,18 @@ def group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 
 def into_output(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     layout = BY_ROWS
-    for each in _CASES:
-        for noop in (None, 0.0, 1.0):
-            x = random(generator, layout.shape, dtype, 3.0)
-            parts, quantizer = layout.pieces(x), each.make()
-            old = [torch.full(part.shape, 7, dtype=torch.uint8) for part in parts]
-            output = grouped_bytes(layout, old, quantizer, dtype, torch.full((4,), 0.5))
-            outputs = each.outputs("output", layout, parts) + each.amax(parts)
-            if noop == 1.0:
-                kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in described(output)]
-                outputs = (*kept, *(() if each.current else (Output("quantizer.amax", torch.tensor([_FORMER])),)))
-            flag = None if noop is None else torch.tensor([noop])
-            arguments = {"tensor": x, "quantizer": quantizer, **layout.arguments, "noop_flag": flag, "output": output}
-            yield Sample(f"into an output, {each.label}, noop {noop}", arguments, outputs)
+    for each, noop in itertools.product(_CASES, (None, 0.0, 1.0)):
+        x = random(generator, layout.shape, dtype, 3.0)
+        parts, quantizer = layout.pieces(x), each.make()
+        old = [torch.full(part.shape, 7, dtype=torch.uint8) for part in parts]
+        output = grouped_bytes(layout, old, quantizer, dtype, torch.full((4,), 0.5))
+        outputs = each.outputs("output", layout, parts) + each.amax(parts)
+        if noop == 1.0:
+            kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in described(output)]
+            outputs = (*kept, *(() if each.current else (Output("quantizer.amax", torch.tensor([_FORMER])),)))
+        flag = None if noop is None else torch.tensor([noop])
+        arguments = {"tensor": x, "quantizer": quantizer, **layout.arguments, "noop_flag": flag, "output": output}
+        yield Sample(f"into an output, {each.label}, noop {noop}", arguments, outputs)
 
 
 @record("bgrad_group_quantize")

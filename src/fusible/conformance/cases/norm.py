@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,11 +16,10 @@ SHAPES = ((16, 64), (3, 5, 7), (1, 1), (0, 8), (2, 1000), (7, 611))
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor, Tensor, bool, torch.dtype]]:
-    for shape in SHAPES:
-        for centered in (False, True):
-            x = random(generator, shape, dtype)
-            w, b = (random(generator, shape[-1:], torch.float32 if centered else dtype) for _ in range(2))
-            yield f"{list(shape)}-{centered}", x, w, b, centered, dtype
+    for shape, centered in itertools.product(SHAPES, (False, True)):
+        x = random(generator, shape, dtype)
+        w, b = (random(generator, shape[-1:], torch.float32 if centered else dtype) for _ in range(2))
+        yield f"{list(shape)}-{centered}", x, w, b, centered, dtype
     x = strided(generator, (6, 4, 10), dtype)
     yield "strided", x, random(generator, (10,), dtype), random(generator, (10,), dtype), False, torch.float32
 

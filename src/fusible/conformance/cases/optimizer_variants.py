@@ -156,25 +156,23 @@ def sgd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 @record("multi_tensor_scale_tensor")
 def scale_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     factor = torch.tensor([0.3])
-    for out in FLOATS:
-        for value in (1.0, math.inf, math.nan):
-            inputs, outputs = lists(generator, dtype, out)
-            inputs[1][2] = value
-            wanted = [Output(f"tensor_lists.1.{i}", x.double() * factor.double(), out) for i, x in enumerate(inputs)]
-            arguments = {"chunk_size": 64, "is_infinite": flag(), "tensor_lists": [inputs, outputs], "scale": factor.clone()}
-            yield Sample(f"to {out}, {value}", arguments, (*wanted, Output("is_infinite", flag(not math.isfinite(value)))))
+    for out, value in itertools.product(FLOATS, (1.0, math.inf, math.nan)):
+        inputs, outputs = lists(generator, dtype, out)
+        inputs[1][2] = value
+        wanted = [Output(f"tensor_lists.1.{i}", x.double() * factor.double(), out) for i, x in enumerate(inputs)]
+        arguments = {"chunk_size": 64, "is_infinite": flag(), "tensor_lists": [inputs, outputs], "scale": factor.clone()}
+        yield Sample(f"to {out}, {value}", arguments, (*wanted, Output("is_infinite", flag(not math.isfinite(value)))))
 
 
 @record("multi_tensor_unscale_l2norm")
 def unscale_l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     factor = torch.tensor([0.3])
-    for each in (None, False, True):
-        for value in (1.0, math.inf, math.nan):
-            (tensors,) = lists(generator, dtype)
-            tensors[1][2] = value
-            arguments = call([tensors], inv_scale=factor.clone(), per_tensor_python=each)
-            outputs = norms([x.double() * factor.double() for x in tensors], each)
-            yield Sample(f"each {each}, {value}", arguments, (*outputs, Output("noop_flag", flag(not math.isfinite(value)))))
+    for each, value in itertools.product((None, False, True), (1.0, math.inf, math.nan)):
+        (tensors,) = lists(generator, dtype)
+        tensors[1][2] = value
+        arguments = call([tensors], inv_scale=factor.clone(), per_tensor_python=each)
+        outputs = norms([x.double() * factor.double() for x in tensors], each)
+        yield Sample(f"each {each}, {value}", arguments, (*outputs, Output("noop_flag", flag(not math.isfinite(value)))))
     # The squares overflow in the dtype before unscaling, but not after it.
     large = torch.full((4,), 3e38 if dtype.itemsize == 4 or dtype is _BF16 else 6e4).to(dtype)
     small = torch.tensor([1e-36 if dtype is not torch.float16 else 1e-4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -59,17 +60,15 @@ def four(result: Any, arguments: Arguments) -> Any:
 
 @record("moe_permute_fwd", dtypes=_MOVED)
 def permute_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for code in codes(dtype):
-        for rows in (-1, 0, _TOKENS * _COPIES, 20, 1, 30):
-            for integer in (torch.int32, torch.int64):
-                x, indices = values(generator, (_TOKENS, _HIDDEN), dtype, code), experts(generator)
-                row_id_map, tokens = places(indices, rows if rows > 0 else _TOKENS * _COPIES)
-                moved = torch.cat((x[tokens], x.new_zeros(max(0, rows - len(tokens)), _HIDDEN)))
-                arguments = {
-                    "input": x, "dtype": code, "indices": indices.to(integer), "num_out_tokens": rows, "workspace": [],
-                    "max_expanded_token_num": indices.numel(),
-                }  # fmt: skip
-                yield Sample(f"{code.name} {rows} of {integer}", arguments, (Output(0, moved), Output(1, row_id_map), Output(2, four)))
+    for code, rows, integer in itertools.product(codes(dtype), (-1, 0, _TOKENS * _COPIES, 20, 1, 30), (torch.int32, torch.int64)):
+        x, indices = values(generator, (_TOKENS, _HIDDEN), dtype, code), experts(generator)
+        row_id_map, tokens = places(indices, rows if rows > 0 else _TOKENS * _COPIES)
+        moved = torch.cat((x[tokens], x.new_zeros(max(0, rows - len(tokens)), _HIDDEN)))
+        arguments = {
+            "input": x, "dtype": code, "indices": indices.to(integer), "num_out_tokens": rows, "workspace": [],
+            "max_expanded_token_num": indices.numel(),
+        }  # fmt: skip
+        yield Sample(f"{code.name} {rows} of {integer}", arguments, (Output(0, moved), Output(1, row_id_map), Output(2, four)))
 
 
 def summed(x: Tensor, row_id_map: Tensor, prob: Tensor) -> Tensor:
@@ -95,20 +94,18 @@ def whatever_nan(wanted: Tensor, code: DType) -> Found:
 @record("moe_unpermute_fwd", dtypes=_MOVED)
 @record("moe_permute_bwd", dtypes=_MOVED)
 def coming_back(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for code in codes(dtype):
-        for rows in (_TOKENS * _COPIES, 20):
-            for weighted in (False, True):
-                x, (row_id_map, _) = values(generator, (rows, _HIDDEN), dtype, code), places(experts(generator), rows)
-                # Quarters: sums of FP8 values times them are exact in fp32.
-                prob = torch.randint(1, 5, (_TOKENS, _COPIES), generator=generator).float() / 4 if weighted else torch.empty(0)
-                out = summed(wide(x, code), row_id_map, prob if weighted else torch.ones(_TOKENS, _COPIES))
-                if code in NUMPY:
-                    rounded = (out if weighted else out / _COPIES).numpy().astype(np.float32).astype(NUMPY[code])
-                    output = Output(None, whatever_nan(torch.from_numpy(rounded.view(np.uint8)), code))
-                else:
-                    output = Output(None, out, dtype, _COPIES, 3 * x.abs().max().item())
-                arguments = {"input": x, "dtype": code, "row_id_map": row_id_map, "prob": prob, "num_tokens": _TOKENS, "topK": _COPIES}
-                yield Sample(f"{code.name} {rows} weighted {weighted}", arguments, (output,))
+    for code, rows, weighted in itertools.product(codes(dtype), (_TOKENS * _COPIES, 20), (False, True)):
+        x, (row_id_map, _) = values(generator, (rows, _HIDDEN), dtype, code), places(experts(generator), rows)
+        # Quarters: sums of FP8 values times them are exact in fp32.
+        prob = torch.randint(1, 5, (_TOKENS, _COPIES), generator=generator).float() / 4 if weighted else torch.empty(0)
+        out = summed(wide(x, code), row_id_map, prob if weighted else torch.ones(_TOKENS, _COPIES))
+        if code in NUMPY:
+            rounded = (out if weighted else out / _COPIES).numpy().astype(np.float32).astype(NUMPY[code])
+            output = Output(None, whatever_nan(torch.from_numpy(rounded.view(np.uint8)), code))
+        else:
+            output = Output(None, out, dtype, _COPIES, 3 * x.abs().max().item())
+        arguments = {"input": x, "dtype": code, "row_id_map": row_id_map, "prob": prob, "num_tokens": _TOKENS, "topK": _COPIES}
+        yield Sample(f"{code.name} {rows} weighted {weighted}", arguments, (output,))
     if dtype is not torch.uint8:
         x = torch.full((2, 4), math.nan, dtype=dtype)
         x[1] = 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -290,19 +291,18 @@ def normalised(score: str, logits: Tensor) -> Tensor:
 
 @record("fused_score_for_moe_aux_loss_fwd")
 def scores_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for score in SCORES:
-        for topk in (1, 3):
-            logits = logits_of(generator, dtype, _MANY if (score, topk) == ("sigmoid", 3) else 6)
-            wide = logits.double()
-            best = [sorted(range(_EXPERTS), key=lambda e, row=row: -row[e].item())[:topk] for row in wide]
-            saved = Output(2, Router(score, topk, pre_softmax=True).intermediate(wide, wide), length=_EXPERTS)
-            for form, routed in enumerate((byte_map(best, _EXPERTS), bit_map(best, _EXPERTS))):
-                arguments = {"logits": logits.clone(), "topk": topk, "score_function": score, "routing_map_format": form}
-                outputs = (Output(0, normalised(score, wide), length=_EXPERTS), Output(1, routed), saved)
-                sample = Sample(f"{score} {topk} {form}", arguments, outputs)
-                yield sample
-                if topk == 3:
-                    yield deeper(sample, len(logits))
+    for score, topk in itertools.product(SCORES, (1, 3)):
+        logits = logits_of(generator, dtype, _MANY if (score, topk) == ("sigmoid", 3) else 6)
+        wide = logits.double()
+        best = [sorted(range(_EXPERTS), key=lambda e, row=row: -row[e].item())[:topk] for row in wide]
+        saved = Output(2, Router(score, topk, pre_softmax=True).intermediate(wide, wide), length=_EXPERTS)
+        for form, routed in enumerate((byte_map(best, _EXPERTS), bit_map(best, _EXPERTS))):
+            arguments = {"logits": logits.clone(), "topk": topk, "score_function": score, "routing_map_format": form}
+            outputs = (Output(0, normalised(score, wide), length=_EXPERTS), Output(1, routed), saved)
+            sample = Sample(f"{score} {topk} {form}", arguments, outputs)
+            yield sample
+            if topk == 3:
+                yield deeper(sample, len(logits))
     lost = torch.full((1, _EXPERTS), math.nan, dtype=dtype)
     for score, logits in (("softmax", lost), ("sqrtsoftplus", extreme(dtype))):
         arguments = {"logits": logits.clone(), "topk": 1, "score_function": score, "routing_map_format": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,10 +78,9 @@ def inside(amax: Tensor, margin: tuple[int, int]) -> tuple[Tensor, Tensor]:
 @record("fp8_block_scaling_compute_partial_amax")
 @record("nvfp4_2d_compute_partial_amax")
 def square_amaxes(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for x in slices(generator, dtype):
-        for block in (16, 128, 5):
-            buffer, wanted = inside(x.amaxes(block, block), (1, 3))
-            yield Sample(f"{x.label} by {block}", {"tensor": x.part, "amax": buffer, **x.place, "block_len": block}, (Output("amax", wanted),))
+    for x, block in itertools.product(slices(generator, dtype), (16, 128, 5)):
+        buffer, wanted = inside(x.amaxes(block, block), (1, 3))
+        yield Sample(f"{x.label} by {block}", {"tensor": x.part, "amax": buffer, **x.place, "block_len": block}, (Output("amax", wanted),))
     tensor = torch.ones(40, 40, dtype=dtype)
     tensor[3, 3], tensor[20, 39] = math.nan, -math.inf
     wanted = torch.tensor([[math.nan, 1, 1], [1, 1, math.inf], [1, 1, 1]], dtype=torch.float64)
