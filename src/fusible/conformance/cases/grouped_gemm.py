@@ -282,7 +282,7 @@ def on_grouped(generator: torch.Generator, dtype: torch.dtype, form: str) -> Ite
         A, B = operands(generator, layout, dtype)
         D, outputs = target(form, layout, exact(layout, A, B), dtype)
         yield Sample(layout, on_groups(layout, group_of(form, A, gap=layout == "NT"), gather(B), D), outputs)
-        times = 2.0 if layout == "NN" else 1.0
+        times = {"TN": 1.0, "NN": 2.0, "NT": 0.5}[layout]
         D, outputs = target(form, layout, [x + 7 * times for x in exact(layout, A, B)], dtype)
         arguments = on_groups(layout, group_of(form, A, gap=layout == "NT"), gather(B), D, beta=torch.tensor([times]))
         yield Sample(f"{layout} added to {times} times D", arguments, outputs)

@@ -66,6 +66,11 @@ class Layout:
             buffer[start : start + part.numel()] = part.reshape(-1)
         return buffer
 
+    def places(self, at: str) -> Output:
+        """``tensor_offsets`` of the grouped tensor at ``at``: as given, or int64 where the members' sizes differ; equal members need none."""
+        offsets = self.given.get("tensor_offsets", dims(*self.offsets, self.offsets[-1] + math.prod(self.shapes[-1])))
+        return Output(f"{at}.tensor_offsets", offsets if self.given else None)
+
     def output(self, at: str, name: str, parts: list[Tensor]) -> Output:
         """The members' bytes in the buffer ``name`` of the grouped tensor at ``at``. Gaps between them may hold anything."""
         whole = sum(part.numel() for part in parts) == math.prod(self.shape)
@@ -168,7 +173,7 @@ def group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
             for usages in ({}, {"columnwise": False}, {"rowwise": False}) if layout in (BY_ROWS, GAPS) else ({},):
                 arguments = {"tensor": x.clone(), "quantizer": each.make(**usages), **layout.arguments}
                 outputs = each.outputs("result", layout, parts, usages.get("rowwise", True), usages.get("columnwise", True))
-                yield Sample(f"{layout.label} {each.label} {usages}", arguments, (*outputs, *shapes, *each.amax(parts)))
+                yield Sample(f"{layout.label} {each.label} {usages}", arguments, (*outputs, layout.places("result"), *shapes, *each.amax(parts)))
         plain = Output("result.rowwise_data", x.reshape(-1).clone()), Output("result.columnwise_data", None), Output("result.quantizer", None)
         yield Sample(f"{layout.label} unquantized", {"tensor": x, "quantizer": None, **layout.arguments}, (*plain, *shapes))
     yield from into_output(generator, dtype)
@@ -200,7 +205,7 @@ def bgrad_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
             sums = torch.stack([part.double().sum(0) for part in parts])
             size = x.double().abs().sum(0).max().item()
             arguments = {"tensor": x, "quantizer": each.make(), **layout.arguments}
-            outputs = (*each.outputs("result.0", layout, parts), Output(1, sums, dtype, _ROWS, size), *each.amax(parts))
+            outputs = (*each.outputs("result.0", layout, parts), layout.places("result.0"), Output(1, sums, dtype, _ROWS, size), *each.amax(parts))
             yield Sample(f"{layout.label} {each.label}", arguments, outputs)
     yield from bgrad_in_blocks(dtype)
 
@@ -351,15 +356,15 @@ _PREFIXES = {"rowwise": "", "columnwise": "columnwise_"}
 
 @record("nvfp4_group_quantize_with_amax")
 def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for rows, left in (((16, 48, 32), 0), ((32, 32, 32), 0), ((64, 64, 48), 0), ((32,), 16), ((32, 16), 0)):
-        x = random(generator, (sum(rows) + left, 48), dtype, 3.0)
+    for rows, left, width in (((16, 48, 32), 0, 48), ((32, 32, 32), 0, 48), ((64, 64, 48), 0, 48), ((32,), 16, 48), ((32, 16), 0, 144)):
+        x = random(generator, (sum(rows) + left, width), dtype, 3.0)
         parts = x[: sum(rows)].split(rows)
         amaxes = {"rowwise": torch.tensor([20.03, 12.5, 9.01])[: len(rows)], "columnwise": torch.tensor([15.0, 17.0, 30.0])[: len(rows)]}
         members = {"rowwise": parts, "columnwise": [part.t() for part in parts]}
         ways = {way: [nvfp4_lines(part, amax) for part, amax in zip(members[way], amaxes[way], strict=True)] for way in members}
         outputs = []
         for way, made in ways.items():
-            outputs.append(placed_at(f"result.{way}_data", torch.cat([codes.reshape(-1) for codes, _ in made]), left * 24))
+            outputs.append(placed_at(f"result.{way}_data", torch.cat([codes.reshape(-1) for codes, _ in made]), left * width // 2))
             outputs.append(Output(f"result.{_PREFIXES[way]}scale_inv", torch.cat([padded(scales).view(-1) for _, scales in made])))
             outputs.append(Output(f"result.{_PREFIXES[way]}amax", amaxes[way]))
         yield Sample(f"{rows}, {left} left over", nvfp4_call(x, NVFP4Quantizer(), rows, amaxes), tuple(outputs))

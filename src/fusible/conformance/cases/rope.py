@@ -43,7 +43,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[str, tuple[int, ...], di
     freqs = torch.rand(16, 1, 1, 6, generator=generator) * 6
     along, start = torch.arange(5), torch.tensor([3, 0], dtype=torch.int32)
     more = torch.tensor([3, 0, 9, 1], dtype=torch.int32)  # of the largest batch that a cache has room for
-    cu, of_two = torch.tensor([0, 3, 3, 7], dtype=torch.int32), torch.tensor([0, 8, 16], dtype=torch.int32)
+    cu, of_two, of_one = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 3, 3, 7], [0, 8, 16], [0, 16]))
     for label, shape, form, positions, changes in (
         ("sbhd-False", (5, 2, 54, 8), SBHD, along[:, None].expand(5, 2), {}),
         ("bshd-False", (2, 5, 3, 6), BSHD, along.expand(2, 5), {}),
@@ -56,6 +56,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[str, tuple[int, ...], di
         ("thd", (7, 2, 8), THD, torch.tensor([0, 1, 2, 0, 1, 2, 3]), {"cu_seqlens": cu}),
         ("thd-start-more", (7, 2, 8), THD, torch.tensor([3, 4, 5, 9, 10, 11, 12]), {"cu_seqlens": cu, "start_positions": more}),
         ("thd-cp", (8, 1, 6), THD, torch.tensor([2, 3, 4, 5] * 2), {"cu_seqlens": of_two, "interleaved": True, "cp_size": 2, "cp_rank": 1}),
+        ("thd-last", (16, 1, 6), THD, torch.arange(16), {"cu_seqlens": of_one}),
     ):
         yield label, shape, {**_OPTIONS, "qkv_format": form, **changes}, freqs, positions
 
