@@ -121,9 +121,10 @@ class ActivationFormulas(ArrayKernels, ScaledActivations):
         """The operands of a gate, wide; with ``interleave`` k they alternate in blocks of k."""
         check_width_even(x, function)
         check_width_of_blocks(x, interleave, function)
-        xp, half = self._arrays, (*x.shape[:-1], x.shape[-1] // 2)
+        xp = self._arrays
         if not interleave:
             return xp.halves(x)
+        half = (*x.shape[:-1], x.shape[-1] // 2)
         a, b = xp.halves(xp.reshape(x, (*half[:-1], half[-1] // interleave, 2 * interleave)))
         return xp.reshape(a, half), xp.reshape(b, half)
 

@@ -15,7 +15,7 @@ __all__ = ["TORCH", "wide"]
 
 def wide(x: Tensor) -> Tensor:
     """``x`` in the dtype that the reference computes in (``accumulator``); itself where it is of that."""
-    return x if x.dtype is torch.float32 or x.dtype is torch.float64 else x.float()
+    return x if x.dtype is torch.float64 else x.float()
 
 
 def _put(old: Tensor, new: Tensor) -> Tensor:
