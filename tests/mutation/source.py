@@ -11,6 +11,7 @@ import builtins
 import copy
 import gc
 import hashlib
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,10 +24,18 @@ from typing import Any
 from behaviour import Mutant
 from score import REFERENCE, caught, kept
 
-__all__ = ["Change", "Changed", "Changer", "changed", "changes"]
+import fusible.tex
 
-_ROOMS = ("fusible/tex/backends/torch_backend/", "fusible/tex/formulas/", "fusible/tex/formats/", "fusible/tex/activations.py")
-_PLUMBING = "operands.py"
+__all__ = ["Change", "Changed", "Changer", "changed", "changes", "is_in_source"]
+
+_TEX = Path(fusible.tex.__file__).parent
+_ROOMS = ("backends/torch_backend", "formulas", "formats", "calls")
+"""Where the code is that computes for the reference: its own, and what it has in common with lazy tensors and with callers."""
+_PLUMBING = frozenset({
+    "backends/torch_backend/operands.py", "calls/attention_query.py", "calls/index_relations.py", "calls/inference_tensors.py", "calls/layout.py",
+    "calls/memory_checks.py", "calls/transaction.py",
+})  # fmt: skip
+"""Files there in which no result is computed: they look at arguments and their memory, and answer what is served."""
 _OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.LShift: ast.RShift,
     ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Pow: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
@@ -51,6 +60,11 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.what}"
+
+    @property
+    def file(self) -> str:
+        """The file, from ``fusible/tex`` on."""
+        return str(Path(self.path).relative_to(_TEX))
 
 
 class Changer(ast.NodeTransformer):
@@ -106,7 +120,9 @@ class Changer(ast.NodeTransformer):
         return None
 
 
-_EITHER_ORDER = frozenset({"transpose", "min", "max", "minimum", "maximum", "swapaxes", "isinstance", "logical_and", "logical_or"})
+_EITHER_ORDER = frozenset({
+    "transpose", "min", "max", "minimum", "maximum", "swapaxes", "isinstance", "logical_and", "logical_or", "plus", "times",
+})  # fmt: skip
 """Whose first two arguments may change places, or are no values."""
 
 
@@ -185,10 +201,11 @@ def _tree(path: str) -> ast.Module:
 
 
 def _definition(tree: ast.Module, name: str) -> Any:
-    """The function of that qualified name."""
+    """The function of that qualified name, or None."""
     node: Any = tree
     for part in name.replace(".<locals>", "").split("."):
-        node = next((x for x in ast.walk(node) if isinstance(x, ast.FunctionDef | ast.ClassDef) and x.name == part), None)
+        inside = ast.walk(node) if node is not None else ()
+        node = next((x for x in inside if isinstance(x, ast.FunctionDef | ast.ClassDef) and x.name == part), None)
     return node
 
 
@@ -202,10 +219,11 @@ def _only_refuses(definition: Any) -> bool:
 def _run(function: str) -> set[tuple[str, str]]:
     """The files and names of the functions that the reference runs for the samples of a record, nested ones as parts of what they stand in."""
     found: set[tuple[str, str]] = set()
+    rooms = tuple(f"{_TEX / room}/" for room in _ROOMS)
 
     def note(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and any(room in code.co_filename for room in _ROOMS) and "<" not in code.co_name:
+        if event == "call" and code.co_filename.startswith(rooms) and "<" not in code.co_name:
             found.add((code.co_filename, code.co_qualname))
 
     samples = [sample for dtype in kept(function).dtypes for sample in kept(function).samples(dtype)]
@@ -218,8 +236,12 @@ def _run(function: str) -> set[tuple[str, str]]:
     return {
         (path, name)
         for path, name in found
-        if not path.endswith(_PLUMBING) and "as_kernel" not in name and not any((path, outer) in found for outer in _around(name))
-        if (definition := _definition(_tree(path), name)) is not None and not _only_refuses(definition) and _places(path, name).count
+        if str(Path(path).relative_to(_TEX)) not in _PLUMBING
+        and "as_kernel" not in name
+        and not any((path, outer) in found for outer in _around(name))
+        and (definition := _definition(_tree(path), name)) is not None
+        and not _only_refuses(definition)
+        and _places(path, name).count
     }
 
 
@@ -272,6 +294,15 @@ def _numbered(found: list[str], place: int) -> str:
     """What is changed there, with its number where the same is found before it."""
     number = found[: place + 1].count(found[place])
     return found[place] if number == 1 else f"{found[place]} ({number})"
+
+
+def is_in_source(file: str, name: str, what: str) -> bool:
+    """Whether there is such a change of the function of that qualified name, in a file from ``fusible/tex`` on."""
+    path = str(_TEX / file)
+    if not Path(path).exists() or _definition(_tree(path), name) is None:
+        return False
+    found = _places(path, name).found
+    return what in (_numbered(found, place) for place in range(len(found)))
 
 
 def changed(change: Change) -> Changed:
@@ -336,10 +367,30 @@ class Changed:
                 x.__code__ = former
 
     def wrap(self, method: Any) -> Any:
-        """``method`` with the change, which nobody else sees."""
+        """``method`` with the change, which nobody else sees; a call without an end fails."""
 
         def wrong(**arguments: Any) -> Any:
-            with self.applied():
+            with self.applied(), _limited(_SECONDS):
                 return method(**arguments)
 
         return wrong
+
+
+_SECONDS = 3.0
+"""Of this process's time in a call, which takes milliseconds: a changed loop may have no end, and fill the memory on its way."""
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raises ``TimeoutError`` where the block takes longer."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"the call takes more than {seconds} s")
+
+    former = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)

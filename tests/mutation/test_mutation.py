@@ -17,7 +17,7 @@ import pytest
 import torch
 from behaviour import Mutant
 from score import REFERENCE, behavioural, caught, forget, functions, unread
-from source import Change, changed, changes
+from source import Change, changed, changes, is_in_source
 
 _LISTED = Path(__file__).with_name("survivors.txt")
 
@@ -167,13 +167,13 @@ _SAME = Path(__file__).with_name("source_equivalents.txt")
 
 def entry(function: str, change: Change) -> tuple[str, ...]:
     """A change as the list names it."""
-    return function, Path(change.path).name, change.name, change.what
+    return function, change.file, change.name, change.what
 
 
 def no_change() -> list[tuple[str, ...]]:
     """The changes that make no other kernel."""
     lines = [line.split(" | ", 4) for line in _SAME.read_text().splitlines()]
-    return [(function, path, name, what) for function, path, name, _, what in lines]
+    return [(function, file, name, what) for function, file, name, _, what in lines]
 
 
 def _told(function: str, change: Change) -> bool:
@@ -187,6 +187,11 @@ def test_no_change_is_listed_twice() -> None:
     assert len(set(same)) == len(same) and {function for function, *_ in same} <= set(functions())
 
 
+def test_what_is_listed_is_in_the_source() -> None:
+    """Lines of code that move or change their name take their entries along."""
+    assert [" | ".join(each) for each in no_change() if not is_in_source(*each[1:])] == []
+
+
 @pytest.mark.parametrize("function", ["compute_amax", "swap_first_dims", "multi_tensor_scale", "scaled_softmax_forward"])
 def test_changes_of_the_source_are_caught_or_make_no_other_kernel(function: str) -> None:
     same, made = no_change(), changes(function)[:_CHANGED]
@@ -198,7 +203,7 @@ def test_changes_of_the_source_are_caught_or_make_no_other_kernel(function: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_ten_changes_of_the_source_of_every_function_are_caught_or_make_no_other_kernel(part: int) -> None:
-    """What is listed and caught all the same, or is no more a change, fails too."""
+    """What is listed and caught all the same, or is no more what its calls come to, fails too."""
     chosen = functions()[part::4]
     same = {each for each in no_change() if each[0] in chosen}
     made, missed, every = set(), set(), set()
@@ -229,6 +234,14 @@ def test_a_change_is_seen_by_nobody_but_the_kernel_under_test() -> None:
     REFERENCE.compute_amax(input=x, amax=amax)
     assert amax.item() == 3.0
     assert caught("compute_amax", NOTHING) is None
+
+
+def test_a_change_that_has_no_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a loop over the rows of a slice, which a step back takes on and on."""
+    monkeypatch.setattr("source._SECONDS", 0.2)
+    function = "fp8_block_scaling_partial_cast"
+    (back,) = [x for x in changes(function) if x.name == "MatrixSlice.rectangles" and x.what == "at += (whole or 1) * columns -> Sub"]
+    assert _told(function, back)
 
 
 def test_changes_are_those_that_calls_come_to() -> None:
