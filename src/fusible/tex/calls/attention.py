@@ -90,18 +90,23 @@ class Served:
             raise NotServedError(
                 expected("a problem it serves", of=f"the {self.backend} backend's attention", got=f"one where {reason}", do="change that")
             )
-        _check_shapes(lay, q, k, v)
+        _check_shapes(lay, getattr(call, "operand_names", "QKV"), q, k, v)
         _check_sequences(lay, q, k, [*tables.values()])
         return lay
 
 
-def _check_shapes(lay: Layout, q: TensorLike, k: TensorLike, v: TensorLike) -> None:
-    for name, x, dims in (("Q", q, lay.q), ("K", k, lay.kv), ("V", v, lay.kv)):
+def _check_shapes(lay: Layout, names: Sequence[str], q: TensorLike, k: TensorLike, v: TensorLike) -> None:
+    for name, x, dims in zip(names, (q, k, v), (lay.q, lay.kv, lay.kv), strict=True):
         if x.ndim != len(dims):
             raise ShapeError(expected(f"[{', '.join(dims.lower())}]", of=f"{name} of attention", got=list(x.shape), do="reshape it"))
-    if q.shape[lay.q.index("H")] % k.shape[lay.kv.index("H")] or k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1]:
-        wanted = "equal widths of Q and K, equal tokens of K and V, Q's heads a multiple of theirs"
-        raise ShapeError(expected(wanted, of="attention", got=f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}", do="reshape them"))
+    groups = k.shape[lay.kv.index("H")]
+    for name, x, fits, wanted in (
+        (names[1], k, q.shape[-1] == k.shape[-1], f"the width of {names[0]}, {q.shape[-1]}"),
+        (names[2], v, k.shape[:-1] == v.shape[:-1], f"the tokens and heads of {names[1]}, {list(k.shape[:-1])}"),
+        (names[0], q, not q.shape[lay.q.index("H")] % groups, f"heads that are a multiple of the {groups} of {names[1]}"),
+    ):
+        if not fits:
+            raise ShapeError(expected(wanted, of=f"{name} of attention", got=list(x.shape), do="reshape it"))
 
 
 def _check_sequences(lay: Layout, q: TensorLike, k: TensorLike, tables: Sequence[Any]) -> None:
@@ -242,7 +247,7 @@ def _learnable(call: CallArguments) -> bool:
 
 def beyond_nvidias(call: CallArguments, rng_state: Callable[[Any, int], Any]) -> SimpleNamespace:
     """The arguments of ``prim.attention`` or of its backward, under the names of ``fused_attn_fwd`` and ``fused_attn_bwd``, with ``soft_cap``,
-    ``alibi_slopes`` and ``rng_state`` beside them.
+    ``alibi_slopes`` and ``rng_state`` beside them, and ``operand_names`` for what errors say.
 
     ``rng_state(seed, offset)`` makes the state of the draw. Raises ``ArgumentError`` for dropout without a seed.
     """
@@ -252,7 +257,8 @@ def beyond_nvidias(call: CallArguments, rng_state: Callable[[Any, int], Any]) ->
     bias_type = NVTE_Bias_Type.NVTE_NO_BIAS if call.bias is None else NVTE_Bias_Type.NVTE_POST_SCALE_BIAS
     state = rng_state(call.seed, call.offset) if call.probability else None
     return SimpleNamespace(
-        Q=call.q, K=call.k, V=call.v, Bias=call.bias, bias_type=bias_type, SoftmaxOffset=None, softmax_type=NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
+        operand_names="qkv", Q=call.q, K=call.k, V=call.v,
+        Bias=call.bias, bias_type=bias_type, SoftmaxOffset=None, softmax_type=NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
         attn_scale=call.scale, soft_cap=call.soft_cap, alibi_slopes=call.alibi_slopes, p_dropout=call.probability, rng_state=state,
         qkv_layout=call.qkv_layout, o_format=unset, do_format=unset, dqkv_layout=call.qkv_layout, attn_mask_type=mask,
         window_size=call.window_size, bottom_right_diagonal=mask in BOTTOM_RIGHT, max_seqlen_q=call.max_seqlen_q, max_seqlen_kv=call.max_seqlen_kv,
