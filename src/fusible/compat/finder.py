@@ -44,9 +44,11 @@ def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
     """Put ``make(theirs)`` in the place of the function ``owner.name``. ``theirs`` is the owner's own function, even where it was replaced before:
     a module that stays loaded is patched again by the next ``install``."""
     present = getattr(owner, name)
-    theirs = getattr(present, "of_package", present)
+    # The mark names the function that it is on: ``functools.wraps`` copies it to a wrapper of somebody else's, which has to stay.
+    marked, theirs = getattr(present, "replaced", (None, None))
+    theirs = theirs if marked is present else present
     made: Any = functools.wraps(theirs)(make(theirs))
-    made.of_package = theirs
+    made.replaced = made, theirs
     setattr(owner, name, made)
 
 

@@ -111,14 +111,14 @@ class _OfTensors(KVCacheManager):
         rows, ends = table.ndim == 1, (cu_new_seqlens, cu_cached_seqlens)
         pages = 1 if rows else table.shape[1]
         tex.copy_to_kv_cache(new_k, new_v, *self.cache[layer_number], table, *ends, FORMATS[qkv_format], batch, longest, self.max_seqlen, pages, rows)
-        return self._of_batch(layer_number, batch)
+        return self._written(layer_number, batch)
 
     def _table(self, layer: int) -> torch.Tensor:
         """Where the sequences of the batch are in a layer's memory, int32: of each the row that becomes its own, or its pages."""
         raise NotImplementedError
 
-    def _of_batch(self, layer: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values, once the new tokens of ``sequences`` are written."""
+    def _written(self, layer: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Called once the new tokens of ``sequences`` are written, to note what a layer's memory holds; gives its keys and values."""
         return self.cache[layer]
 
 
@@ -154,7 +154,7 @@ class NonPagedKVCacheManager(_OfTensors):
         order = [free.pop(0) if row < 0 else row for row in kept] + free
         return torch.tensor(order, dtype=torch.int32, device=self.cache[layer][0].device)
 
-    def _of_batch(self, layer: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _written(self, layer: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._rows[layer] = tuple(self.sequences)
         k, v = self.cache[layer]
         return k[:sequences], v[:sequences]

@@ -35,6 +35,7 @@ __all__ = [
     "check_stats",
     "check_within",
     "has_bias",
+    "own_name",
     "side_inputs",
 ]
 
@@ -85,12 +86,13 @@ class Served:
             reason = "a paged KV cache has no gradient"
         wrong = [name for name, table in tables.items() if lay is not None and (table is not None) != lay.paged]
         if reason is None and wrong:
-            reason = f"{wrong[0]} is {'None, and the layout is paged' if tables[wrong[0]] is None else 'given, and the layout is not paged'}"
+            asked = "None, and the layout is paged" if tables[wrong[0]] is None else "given, and the layout is not paged"
+            reason = f"{own_name(call, wrong[0])} is {asked}"
         if reason is not None or lay is None:
             raise NotServedError(
                 expected("a problem it serves", of=f"the {self.backend} backend's attention", got=f"one where {reason}", do="change that")
             )
-        _check_shapes(lay, getattr(call, "operand_names", "QKV"), q, k, v)
+        _check_shapes(lay, [own_name(call, name) for name in ("Q", "K", "V")], q, k, v)
         _check_sequences(lay, q, k, [*tables.values()])
         return lay
 
@@ -245,9 +247,18 @@ def _learnable(call: CallArguments) -> bool:
     return int(call.softmax_type) == NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX
 
 
+_OF_PRIM = {"Q": "q", "K": "k", "V": "v", "page_table_k": "page_table", "page_table_v": "page_table"}
+"""The names that ``prim.attention`` has for arguments of NVIDIA's functions."""
+
+
+def own_name(call: CallArguments, argument: str) -> str:
+    """What the called function itself names an argument of ``fused_attn_fwd``."""
+    return getattr(call, "own_names", {}).get(argument, argument)
+
+
 def beyond_nvidias(call: CallArguments, rng_state: Callable[[Any, int], Any]) -> SimpleNamespace:
     """The arguments of ``prim.attention`` or of its backward, under the names of ``fused_attn_fwd`` and ``fused_attn_bwd``, with ``soft_cap``,
-    ``alibi_slopes`` and ``rng_state`` beside them, and ``operand_names`` for what errors say.
+    ``alibi_slopes`` and ``rng_state`` beside them, and ``own_names`` for what errors say.
 
     ``rng_state(seed, offset)`` makes the state of the draw. Raises ``ArgumentError`` for dropout without a seed.
     """
@@ -257,7 +268,7 @@ def beyond_nvidias(call: CallArguments, rng_state: Callable[[Any, int], Any]) ->
     bias_type = NVTE_Bias_Type.NVTE_NO_BIAS if call.bias is None else NVTE_Bias_Type.NVTE_POST_SCALE_BIAS
     state = rng_state(call.seed, call.offset) if call.probability else None
     return SimpleNamespace(
-        operand_names="qkv", Q=call.q, K=call.k, V=call.v,
+        own_names=_OF_PRIM, Q=call.q, K=call.k, V=call.v,
         Bias=call.bias, bias_type=bias_type, SoftmaxOffset=None, softmax_type=NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
         attn_scale=call.scale, soft_cap=call.soft_cap, alibi_slopes=call.alibi_slopes, p_dropout=call.probability, rng_state=state,
         qkv_layout=call.qkv_layout, o_format=unset, do_format=unset, dqkv_layout=call.qkv_layout, attn_mask_type=mask,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import int32
-from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts
+from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
 from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.calls.attention_query import support_query
@@ -117,10 +117,9 @@ def _rules(call: CallArguments, offset: Tensor | None, dropout: float, rng_state
 
 def _pages(call: CallArguments) -> tuple[Tensor | None, Tensor | None]:
     """The page tables of K and V; a call of ``prim.attention`` has one for both."""
-    names = ("page_table", "page_table") if hasattr(call, "soft_cap") else ("page_table_k", "page_table_v")
     k, v = (
-        None if table is None else int32(table, f"{name} of attention")
-        for name, table in zip(names, (call.page_table_k, call.page_table_v), strict=True)
+        None if table is None else int32(table, f"{own_name(call, name)} of attention")
+        for name, table in (("page_table_k", call.page_table_k), ("page_table_v", call.page_table_v))
     )
     return k, v
 
