@@ -45,8 +45,8 @@ def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
     a module that stays loaded is patched again by the next ``install``."""
     present = getattr(owner, name)
     # The mark names the function that it is on: ``functools.wraps`` copies it to a wrapper of somebody else's, which has to stay.
-    marked, theirs = getattr(present, "replaced", (None, None))
-    theirs = theirs if marked is present else present
+    marked, former = getattr(present, "replaced", (None, present))
+    theirs: Callable[..., Any] = former if marked is present else present
     made: Any = functools.wraps(theirs)(make(theirs))
     made.replaced = made, theirs
     setattr(owner, name, made)
