@@ -5,7 +5,8 @@ from __future__ import annotations
 from fusible import nvte
 from fusible.fusions.add_activation import add_gelu_bwd_fused
 from fusible.fusions.high_precision import Gradients, fused_backward
-from fusible.fusions.mmt_add import mmt_add_bwd_fused
+from fusible.fusions.mmt_add import mmt_add_backward
+from fusible.fusions.products import OwnDx
 from fusible.nvte import is_quantized_type
 from fusible.ops import GELU, MMT, Add, Context
 
@@ -25,14 +26,14 @@ def _taken(gelu: GELU, ctx: Context) -> nvte.Tensor:
 
 
 @fused_backward
-def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor) -> Gradients:
+def gelu_mmt_bwd_fused(gelu: GELU, mmt: OwnDx, gelu_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor) -> Gradients:
     """``(dy @ weight) * gelu'(x)``, rounded once: the gradient between the two is never written."""
     if not (mmt.wants("x") and _in_one(gelu, mmt)):
         d, mmt_grads = mmt.backward(mmt_ctx, dy)
         assert d is not None
         dx, gelu_grads = gelu.backward(gelu_ctx, d)
         return dx, (gelu_grads, mmt_grads)
-    dy = nvte.cast_checked(dy, mmt.dy_dtype)
+    dy = mmt.taken(dy)
     dx = nvte.matmul_dgelu(dy, mmt.operand(mmt_ctx["weight"]), _taken(gelu, gelu_ctx), gelu.dx_dtype)
     return dx, ([], [mmt.dweight(mmt_ctx, dy) if mmt.wants("weight") else None])
 
@@ -41,7 +42,7 @@ def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context
 def add_gelu_mmt_add_bwd_fused(
     add1: Add,
     gelu: GELU,
-    mmt: MMT,
+    mmt: OwnDx,
     add2: Add,
     add1_ctx: Context,
     gelu_ctx: Context,
@@ -51,12 +52,12 @@ def add_gelu_mmt_add_bwd_fused(
 ) -> Gradients:
     """The product multiplies by the derivative of the GELU and sums the first bias gradient; the gradient between the two is never written."""
     if not (add1.wants("bias") and add1.wants("x") and _in_one(gelu, mmt)):
-        d, (mmt_grads, add2_grads) = mmt_add_bwd_fused(mmt, add2, mmt_ctx, add2_ctx, dy)
+        d, (mmt_grads, add2_grads) = mmt_add_backward(mmt, add2, mmt_ctx, add2_ctx, dy)
         assert d is not None
         dx, (add1_grads, gelu_grads) = add_gelu_bwd_fused(add1, gelu, add1_ctx, gelu_ctx, d)
         return dx, (add1_grads, gelu_grads, mmt_grads, add2_grads)
     d, add2_grads = add2.backward(add2_ctx, nvte.cast_checked(dy, add2.dy_dtype))
     assert d is not None
-    d = nvte.cast_checked(d, mmt.dy_dtype)
+    d = mmt.taken(d)
     dx, dbias = nvte.matmul_dbias_dgelu(d, mmt.operand(mmt_ctx["weight"]), _taken(gelu, gelu_ctx), add1.dx_dtype, add1.dbias_dtype)
     return dx, ([dbias], [], [mmt.dweight(mmt_ctx, d) if mmt.wants("weight") else None], add2_grads)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fusible import nvte
 from fusible.fusions.high_precision import Fused, Gradients, fused_backward, fused_forward, inference_of
+from fusible.fusions.products import OwnY
 from fusible.nvte import is_quantized_type
 from fusible.ops import MMT, Add, AddExtra, Context, ResidualEnd
 
@@ -33,7 +34,7 @@ def extra_of(end: AddExtra, sides: Mapping[str, nvte.Tensor], mmt: MMT, x: nvte.
 
 
 @fused_forward
-def mmt_add_fwd_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> Fused:
+def mmt_add_fwd_fused(mmt: OwnY, add: Add, x: nvte.Tensor) -> Fused:
     """``x @ weight.T + bias``, rounded once."""
     x, weight = mmt.operands(x)
     return nvte.matmul_transpose_add(x, weight, bias_of(add), add.y_dtype), lambda: (mmt.context(x, weight), {})
@@ -43,7 +44,7 @@ mmt_add_inf_fused = inference_of(mmt_add_fwd_fused)
 
 
 @fused_backward
-def mmt_add_bwd_fused(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor) -> Gradients:
+def mmt_add_bwd_fused(mmt: OwnY, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor) -> Gradients:
     """The weight's product sums the bias gradient too; an 8-bit gradient is summed while it is quantized, before it loses precision."""
     return mmt_add_backward(mmt, add, mmt_ctx, add_ctx, dy)
 
@@ -52,13 +53,13 @@ def mmt_add_backward(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy:
     """``mmt_add_bwd_fused``, with ``addend`` added to dx before it is rounded."""
     dy = nvte.cast_checked(dy, add.dy_dtype)
     quantized = any(is_quantized_type(type) for type in (dy.type, add.dx_dtype, mmt.dy_dtype))
-    if quantized or not (add.wants("bias") and mmt.wants("weight")) or mmt.dweight_so_far is not None:
+    if quantized or not mmt.sums_dbias or not (add.wants("bias") and mmt.wants("weight")) or mmt.dweight_so_far is not None:
         d, add_grads = add.backward(add_ctx, dy)
         assert d is not None
         dx, mmt_grads = mmt.backward(mmt_ctx, d, addend)
         return dx, (mmt_grads, add_grads)
     dy = nvte.cast_checked(nvte.cast_checked(dy, add.dx_dtype), mmt.dy_dtype)
-    dweight, dbias = nvte.transpose_matmul_dbias(dy, mmt.operand(mmt_ctx["x"]), mmt.dweight_dtype, add.dbias_dtype)
+    dweight, dbias = nvte.transpose_matmul_dbias(dy, mmt.taken_x(mmt_ctx), mmt.dweight_dtype, add.dbias_dtype)
     return mmt.dx(mmt_ctx, dy, addend), ([dweight], [dbias])
 
 

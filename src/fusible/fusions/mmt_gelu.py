@@ -6,6 +6,7 @@ from fusible import nvte
 from fusible.fusions.add_activation import add_gelu_bwd_fused
 from fusible.fusions.high_precision import Fused, Gradients, fused_backward, fused_forward, inference_of
 from fusible.fusions.mmt_add import bias_of, extra_of
+from fusible.fusions.products import OwnY
 from fusible.nvte import DType, element
 from fusible.ops import GELU, MMT, Add, AddExtra, Context, GeGLU, ResidualEnd
 
@@ -33,7 +34,7 @@ def _pre_type(gelu: GELU, producer: MMT | Add) -> DType:
 
 
 @fused_forward
-def mmt_gelu_fwd_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> Fused:
+def mmt_gelu_fwd_fused(mmt: OwnY, gelu: GELU, x: nvte.Tensor) -> Fused:
     """``gelu(x @ weight.T)``: the product applies the GELU; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_gelu(x, weight, gelu.y_dtype, _pre_type(gelu, mmt))
@@ -44,7 +45,7 @@ mmt_gelu_inf_fused = inference_of(mmt_gelu_fwd_fused)
 
 
 @fused_forward
-def mmt_add_gelu_fwd_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> Fused:
+def mmt_add_gelu_fwd_fused(mmt: OwnY, add: Add, gelu: GELU, x: nvte.Tensor) -> Fused:
     """``gelu(x @ weight.T + bias)``: the product applies the GELU; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_add_gelu(x, weight, bias_of(add), gelu.y_dtype, _pre_type(gelu, add))
@@ -55,7 +56,7 @@ mmt_add_gelu_inf_fused = inference_of(mmt_add_gelu_fwd_fused)
 
 
 @fused_backward
-def mmt_add_gelu_bwd_fused(mmt: MMT, add: Add, gelu: GELU, mmt_ctx: Context, add_ctx: Context, gelu_ctx: Context, dy: nvte.Tensor) -> Gradients:
+def mmt_add_gelu_bwd_fused(mmt: OwnY, add: Add, gelu: GELU, mmt_ctx: Context, add_ctx: Context, gelu_ctx: Context, dy: nvte.Tensor) -> Gradients:
     """GELU's backward also sums the gradient of the bias, and writes what the product's backward reads."""
     d, (add_grads, gelu_grads) = add_gelu_bwd_fused(add, gelu, add_ctx, gelu_ctx, dy)
     assert d is not None
@@ -108,7 +109,7 @@ mmt_add_gelu_residual_inf_fused = inference_of(mmt_add_gelu_residual_fwd_fused)
 
 
 @fused_backward
-def mmt_geglu_bwd_fused(mmt: MMT, geglu: GeGLU, mmt_ctx: Context, geglu_ctx: Context, dy: nvte.Tensor) -> Gradients:
+def mmt_geglu_bwd_fused(mmt: OwnY, geglu: GeGLU, mmt_ctx: Context, geglu_ctx: Context, dy: nvte.Tensor) -> Gradients:
     """GeGLU's backward writes what the product's backward reads."""
     d, _ = geglu.backward(geglu_ctx, dy)
     dx, mmt_grads = mmt.backward(mmt_ctx, d)

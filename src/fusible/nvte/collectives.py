@@ -8,19 +8,21 @@ none of them lies in several processes (``has_own_blocks``). Any other is gather
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fusible import tex
-from fusible.nvte.dtype import DType, QuantizedType, Type
+from fusible.errors import ShapeError, expected
+from fusible.nvte.dtype import DType, QuantizedType, Type, bit_width, element
 from fusible.nvte.execution import current_pass
 from fusible.nvte.padding import lacks_blocks
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import Float8TensorStorage
 from fusible.tex.formats import format_of
 
-__all__ = ["all_gather", "all_reduce", "has_own_blocks", "over", "reduce_scatter", "share_amax"]
+__all__ = ["all_gather", "all_reduce", "bytes_gathered", "has_own_blocks", "over", "own_rows", "reduce_scatter", "share_amax"]
 
 Group: TypeAlias = Any
 """Which processes: what ``tex.prim.all_gather`` takes."""
@@ -65,6 +67,20 @@ def _gathered_blocks(x: Tensor, group: Group, copies: dict[str, bool]) -> Tensor
     return Tensor(x.data.__class__(**fields), x.type.read(**copies))
 
 
+def bytes_gathered(shape: Sequence[int], type: Type, processes: int, *, rowwise: bool = True, columnwise: bool = True) -> list[int]:
+    """The bytes that each collective of ``all_gather`` moves, where each process has rows ``shape`` in ``type``: of what all have together."""
+    elements = processes * math.prod(shape)
+    if not isinstance(type, QuantizedType) or type.per_tensor:
+        return [elements * bit_width(element(type)) // 8]
+    form = type.blocks
+    assert form is not None
+    found: list[int] = []
+    for columns in [False] * (rowwise and type.rowwise) + [True] * (columnwise and type.columnwise):
+        lines, width = form.used_scales(shape, columns, False)[0], form.scale_shape(shape, columns, False)[1]
+        found += [elements * bit_width(element(type)) // 8, processes * lines * width]
+    return found
+
+
 def _lines(x: Any, count: int) -> Any:
     """The first ``count`` lines of a matrix, of zeros where it has fewer."""
     have, width = x.shape
@@ -76,6 +92,15 @@ def _lines(x: Any, count: int) -> Any:
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     """The process's own rows of the sum over the group: ``[tokens, ..] -> [tokens / processes, ..]``; ``x`` is unquantized."""
     return Tensor(tex.prim.reduce_scatter(x.data, group), x.type)
+
+
+def own_rows(x: Tensor, rank: int, size: int) -> Tensor:
+    """The ``rank``-th of ``size`` equal parts of the rows of ``x``, unquantized. Raises ``ShapeError`` where they cannot be shared out equally."""
+    rows = x.shape[0]
+    if rows % size:
+        wanted, do = f"a multiple of {size}, the processes that share them", "give a batch of another size, or do not share rows"
+        raise ShapeError(expected(wanted, of="the rows of a sequence-parallel call", got=rows, do=do))
+    return Tensor(tex.prim.split(x.data, [rows // size] * size, 0)[rank], x.type)
 
 
 def all_reduce(x: Tensor, group: Group, reduction: str = "sum") -> Tensor:

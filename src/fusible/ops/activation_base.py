@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
 from fusible import nvte
@@ -11,13 +12,14 @@ from fusible.nvte import DType
 from fusible.nvte.activation import Activation as ActivationForward
 from fusible.nvte.activation import ActivationBackward
 from fusible.ops.op import Context, Op, OpTypes
+from fusible.ops.sharing import Part, Parts, SharesColumns
 from fusible.tex.activations import Option
 from fusible.tex.interface.domains import domain_of
 
 __all__ = ["Activation", "BlockGate", "check_interleave", "half_width", "take_options"]
 
 
-class Activation(Op):
+class Activation(SharesColumns, Op):
     """An activation: a subclass names its function and the function's backward (wrapped in ``staticmethod``).
 
     ``cache_quantized_input``: what backward needs of x is kept in E4M3, scaled by its own amax: a byte per element, and a less exact gradient.
@@ -26,6 +28,7 @@ class Activation(Op):
     function: ClassVar[ActivationForward]
     gradient: ClassVar[ActivationBackward]
     gated: ClassVar[bool] = False
+    rows_alone = True
     quantizes_y = True
     quantizes_dx = True
     x_dtype = DType.BFloat16
@@ -69,6 +72,11 @@ class Activation(Op):
     def width(self, width: int | None) -> int | None:
         return half_width(self, width) if self.gated else width
 
+    def parts_of_x(self, y: Parts) -> Parts | None:
+        if not self.gated:
+            return y
+        return (replace(y[0], name="gate"), replace(y[0], name="up")) if len(y) == 1 else None
+
 
 def half_width(op: Op, width: int | None, block: int = 1) -> int | None:
     """Half of ``width``. Raises ``ShapeError`` where it is no two halves of whole blocks of ``block`` columns."""
@@ -106,6 +114,12 @@ class BlockGate(Activation):
 
     def width(self, width: int | None) -> int | None:
         return half_width(self, width, self.glu_interleave_size or 1)
+
+    def parts_of_x(self, y: Parts) -> Parts | None:
+        size = self.glu_interleave_size
+        if size is None:
+            return super().parts_of_x(y)
+        return (Part(y[0].width // size, 2 * size),) if len(y) == 1 and y[0].unit in (1, size) and y[0].width % size == 0 else None
 
     def extra_repr(self) -> str:
         return "" if self.glu_interleave_size is None else f"glu_interleave_size={self.glu_interleave_size}"

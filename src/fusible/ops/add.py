@@ -7,13 +7,16 @@ from typing import Unpack
 from fusible import nvte
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, OpTypes, check_width
+from fusible.ops.sharing import SharesColumns
 
 __all__ = ["Add"]
 
 
-class Add(Op):
+class Add(SharesColumns, Op):
     """``y = x + bias`` with ``x [tokens, N]``, ``bias [N]``; ``dx = dy``, ``dbias`` = the sum of ``dy`` over rows."""
 
+    rows_alone = True
+    by_columns = ("bias",)
     quantizes_dx = True
     bias_dtype: nvte.Type | None = None
     dbias_dtype: nvte.DType = DType.BFloat16

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from dataclasses import replace
+from typing import Any, Self, Unpack
 
 from fusible import nvte
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_number, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, OpTypes, check_width
 from fusible.ops.protocols import AttentionOperands, CachedKeys, Incremental
+from fusible.ops.sharing import Part, Parts, Process, SharesColumns
 from fusible.tex.calls.attention import alibi_slopes
 
-__all__ = ["CrossAttention", "DotProductAttention", "check_groups"]
+__all__ = ["CrossAttention", "DotProductAttention", "check_groups", "heads_side_by_side"]
 
 _FLOATS = frozenset((DType.Float32, DType.Float16, DType.BFloat16, DType.Float8E4M3, DType.Float8E5M2, DType.Float4E2M1))
 """The element types of keys and values that are cast to that of the queries."""
@@ -23,6 +25,15 @@ def check_groups(heads: int, groups: int) -> None:
     if groups < 1 or heads < 1 or heads % groups:
         do = "share each group between equally many heads"
         raise ArgumentError(expected(f"a divisor of the {heads} heads", of="the number of groups", got=groups, do=do))
+
+
+def heads_side_by_side(heads: int, groups: int, head_width: int) -> Parts:
+    """The columns of q, k and v, as one product gives them."""
+    return (
+        Part(heads, head_width, "query"),
+        Part(groups, head_width, "key", repeats=True),
+        Part(groups, head_width, "value", repeats=True),
+    )
 
 
 class _Attention(Incremental, AttentionOperands, Op):
@@ -61,9 +72,9 @@ class _Attention(Incremental, AttentionOperands, Op):
 
     @property
     def options(self) -> nvte.ScoreOptions:
-        """The score options with dropout as it is in this mode, and the op's position in the pipeline as the offset of its draws."""
+        """The score options with dropout as it is in this mode, and where it draws."""
         dropout = self.scores.dropout if self.drops else 0.0
-        return nvte.ScoreOptions(self.scores.soft_cap, self.scores.alibi_slopes, dropout, self.position)
+        return nvte.ScoreOptions(self.scores.soft_cap, self.scores.alibi_slopes, dropout, self.draws_at)
 
     def side(self, name: str, sides: Mapping[str, nvte.Tensor]) -> nvte.Tensor | None:
         """The side input of a kind (``"kv"``, ``"mask"``); None where the op has none of it."""
@@ -153,7 +164,7 @@ class _Attention(Incremental, AttentionOperands, Op):
         return "".join(f", {name}={value}" for name, value in shown.items() if value is not None)
 
 
-class DotProductAttention(_Attention):
+class DotProductAttention(SharesColumns, _Attention):
     """``softmax(scale * q k^T) v`` within each sequence (Vaswani et al. 2017, arXiv:1706.03762).
 
     ``x [tokens, (heads + 2 groups) * width]`` is q, k and v side by side, head after head; ``y [tokens, heads * width]``. ``heads / groups`` query
@@ -233,6 +244,18 @@ class DotProductAttention(_Attention):
             dq, dk = nvte.drope(dq, sequences, self.rope_base), nvte.drope(dk, sequences, self.rope_base)
         dx = self._side_by_side([dq, dk, dv], self.dx_dtype)
         return (dx, [], self._side_grads(mask=dmask)) if self.side_inputs else (dx, [])
+
+    def parts_of_x(self, y: Parts) -> Parts | None:
+        """None with a mask, which the caller may give for each head."""
+        fits = len(y) == 1 and y[0].unit == 1 and y[0].width == self.heads * self.head_width
+        return heads_side_by_side(self.heads, self.groups, self.head_width) if fits and not self.side_inputs else None
+
+    def share(self, process: Process) -> Self:
+        """Its heads, and the keys and values that these look at."""
+        heads, slopes = self.heads // process.size, self.scores.alibi_slopes
+        own = None if slopes is None else slopes[process.rank * heads : (process.rank + 1) * heads]
+        scores = replace(self.scores, alibi_slopes=own)
+        return self.with_(heads=heads, groups=max(self.groups // process.size, 1), scores=scores, stream=process.rank)
 
     def width(self, width: int | None) -> int | None:
         check_width(self, (self.heads + 2 * self.groups) * self.head_width, width)

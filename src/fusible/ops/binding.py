@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any, Self
 
 from fusible import nvte
+from fusible.ops.sharing import RowShare
 
 __all__ = ["PlanBinding"]
+
+
+_POSITIONS = 1 << 12
+"""More than any pipeline has ops. tex's draws take offsets up to 2**24: so many streams are left."""
 
 
 class PlanBinding:
@@ -28,6 +33,10 @@ class PlanBinding:
     """A recipe's ``backward_override``: ``"high_precision"`` or ``"dequantized"``."""
     position: int = 0
     """Its place in the pipeline."""
+    row_share: RowShare | None = None
+    """Where processes share out rows: which it has of x, and of y."""
+    stream: int = 0
+    """Which of independent streams it draws its random numbers from: processes that have different parts of a tensor draw from different ones."""
     x_width: int | None = None
     """The columns of x, where they are known before a call."""
     training: bool = True
@@ -40,6 +49,11 @@ class PlanBinding:
     def wants(self, name: str) -> bool:
         """Whether anyone needs the gradient of ``"x"``, or of the parameter or side input ``name``."""
         return name not in self.unwanted
+
+    @property
+    def draws_at(self) -> int:
+        """Where it draws its random numbers, of a call's seed: it has a place for each position in the pipeline and each stream."""
+        return self.stream * _POSITIONS + self.position
 
     def with_(self, **attributes: Any) -> Self:
         """A copy with other attributes; the original is left as it is."""

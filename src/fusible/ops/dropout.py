@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Self, Unpack
 
 from fusible import nvte
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, OpTypes
+from fusible.ops.sharing import Process, SharesColumns
 
 __all__ = ["Dropout"]
 
 
-class Dropout(Op):
+class Dropout(SharesColumns, Op):
     """While training, each element is zero with probability ``p``, else divided by ``1 - p`` (Srivastava et al. 2014); otherwise ``y = x``.
 
     The draw follows from the call's ``seed`` and the op's position alone, so every executor draws the same.
     """
 
+    rows_alone = True
     x_dtype = DType.BFloat16
     dy_dtype = DType.BFloat16
 
@@ -43,7 +45,7 @@ class Dropout(Op):
         x = nvte.cast_checked(x, self.x_dtype)
         if seed is None:
             return nvte.cast_checked(x, self.y_dtype), {}
-        y, mask = nvte.dropout(x, self.p, seed, self.position, self.y_dtype)
+        y, mask = nvte.dropout(x, self.p, seed, self.draws_at, self.y_dtype)
         return y, self.context(mask)
 
     def context(self, mask: nvte.Tensor) -> Context:
@@ -54,6 +56,9 @@ class Dropout(Op):
         if "mask" not in ctx:
             return nvte.cast_checked(dy, self.dx_dtype), []
         return nvte.ddropout(dy, ctx["mask"], self.p, self.dx_dtype), []
+
+    def share(self, process: Process) -> Self:
+        return self.with_(stream=process.rank)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -10,15 +10,18 @@ from fusible import nvte
 from fusible.errors import ArgumentError, ShapeError, check_number, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, OpTypes
+from fusible.ops.sharing import SharesColumns
 
 __all__ = ["ConstantScale", "Identity", "Quantize", "Reshape"]
 
 
-class ConstantScale(Op):
+class ConstantScale(SharesColumns, Op):
     """``y = scale * x``; ``dx = scale * dy``. Each in fp32 with one rounding.
 
     A power of two may come quantized and go quantized: its elements are those of the product, and their scales are multiplied.
     """
+
+    rows_alone = True
 
     def __init__(self, scale: float, **types: Unpack[OpTypes]) -> None:
         super().__init__(**types)
@@ -48,8 +51,10 @@ class ConstantScale(Op):
         return f"{self.scale:g}"
 
 
-class Identity(Op):
+class Identity(SharesColumns, Op):
     """``y = x``; ``dx = dy``."""
+
+    rows_alone = True
 
     @property
     def transparent(self) -> bool:

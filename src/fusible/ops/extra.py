@@ -19,6 +19,7 @@ class MakeExtra(Op):
     y is written in the 8-bit type that the next op asks for; what leaves stays as it came. Where nothing leaves, x may come in that type too.
     """
 
+    rows_alone = True
     quantizes_y = True
     x_dtype = DType.BFloat16
 
@@ -56,6 +57,7 @@ class MakeExtra(Op):
 class AddExtra(Op):
     """``y = x`` + the side input ``name``, of the same shape; the gradient of both is ``dy``."""
 
+    rows_alone = True
     dy_dtype = DType.BFloat16
 
     def __init__(self, name: str, **types: Unpack[OpTypes]) -> None:

@@ -15,9 +15,12 @@ __all__ = ["MMT"]
 class MMT(Op):
     """``y = x @ weight.T`` with ``x [tokens, K]``, ``weight [N, K]``; ``dx = dy @ weight``, ``dweight = dy.T @ x``."""
 
+    rows_alone = True
     quantizes_y = True
     quantizes_dx = True
     overridable = True
+    sums_dbias: bool = True
+    """Whether the product that gives the weight's gradient can sum that of a bias, which is added to y, too."""
     x_dtype = DType.Float8E4M3
     weight_dtype: nvte.Type | None = DType.Float8E4M3
     dy_dtype = DType.Float8E5M2
@@ -75,8 +78,16 @@ class MMT(Op):
 
     def backward(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> tuple[nvte.Tensor | None, list[nvte.Tensor | None]]:
         """``addend [tokens, K]``: added to dx before it is rounded."""
-        dy = nvte.cast_checked(dy, self.dy_dtype)
+        dy = self.taken(dy)
         return self.dx(ctx, dy, addend), [self.dweight(ctx, dy) if self.wants("weight") else None]
+
+    def taken(self, dy: nvte.Tensor) -> nvte.Tensor:
+        """``dy`` as backward's products read it."""
+        return nvte.cast_checked(dy, self.dy_dtype)
+
+    def taken_x(self, ctx: Context) -> nvte.Tensor:
+        """x as the product of the weight's gradient reads it."""
+        return self.operand(ctx["x"])
 
     def dx(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> nvte.Tensor | None:
         """``dy @ weight + addend``, where anyone needs it."""
@@ -96,8 +107,8 @@ class MMT(Op):
         """``alpha * dy.T @ x``, added to what the running pass has of it already, where it has something."""
         so_far = self.dweight_so_far
         if so_far is None:
-            return nvte.transpose_matmul(dy, self.operand(ctx["x"]), self.dweight_dtype, alpha)
-        return nvte.transpose_matmul_add(dy, self.operand(ctx["x"]), so_far, alpha)
+            return nvte.transpose_matmul(dy, self.taken_x(ctx), self.dweight_dtype, alpha)
+        return nvte.transpose_matmul_add(dy, self.taken_x(ctx), so_far, alpha)
 
     @property
     def dweight_so_far(self) -> nvte.Tensor | None:

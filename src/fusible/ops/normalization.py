@@ -15,6 +15,7 @@ __all__ = ["L2Normalization", "LayerNorm", "RMSNorm"]
 
 
 class _Norm(Op):
+    rows_alone = True
     quantizes_y = True
     x_dtype = DType.BFloat16
     weight_dtype: nvte.Type | None = None
@@ -143,6 +144,7 @@ class RMSNorm(_Norm):
 class L2Normalization(Op):
     """``y = x / sqrt(sum(x^2) + eps)`` over the columns: rows of length 1."""
 
+    rows_alone = True
     quantizes_y = True
     x_dtype = DType.BFloat16
     dy_dtype = DType.BFloat16

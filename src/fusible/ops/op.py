@@ -76,6 +76,11 @@ class Op(OpTraits, PlanBinding, OpTypesByName, ABC):
         return width
 
     @property
+    def kind(self) -> type[Op]:
+        """The class by which its scales are known again, whichever share of it a process computes."""
+        return type(self)
+
+    @property
     def title(self) -> str:
         """The name that an explanation shows."""
         return type(self).__name__

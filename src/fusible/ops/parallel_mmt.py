@@ -6,16 +6,17 @@ processes, and rank r has the r-th ``tokens / processes``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from fusible import nvte
+from fusible.ops.messages import Message, amax_message
 from fusible.ops.mmt import MMT
-from fusible.ops.op import Context
+from fusible.ops.op import Context, Op
 from fusible.ops.protocols import ShardsRows
+from fusible.ops.sharing import Process
 
 __all__ = ["ColumnParallelMMT", "ParallelMMT", "RowParallelMMT"]
-
-Gradients = tuple[nvte.Tensor | None, list[nvte.Tensor | None]]
 
 
 class ParallelMMT(ShardsRows, MMT):
@@ -31,12 +32,19 @@ class ParallelMMT(ShardsRows, MMT):
     whole_dtype: nvte.Type | None = None
     """The type in which products read what is gathered, in forward or in backward."""
 
-    def __init__(self, weight: nvte.Tensor, *, group: Any = None, sequence_parallel: bool = False, **types: Any) -> None:
+    def __init__(
+        self, weight: nvte.Tensor, *, group: Any = None, sequence_parallel: bool = False, process: Process | None = None, **types: Any
+    ) -> None:
         super().__init__(weight, **types)
-        self.group, self.sequence_parallel = group, sequence_parallel
+        self.group, self.sequence_parallel, self.process = group, sequence_parallel, process
+        self.sums_dbias = not (sequence_parallel and self.gathers == "dy")
         if sequence_parallel:
             self.reshards = "gathers" if self.gathers == "x" else "scatters"
         vars(self).update(self.resolved({name: getattr(self, name) for name in ("x_dtype", "dy_dtype")}))
+
+    @property
+    def kind(self) -> type[Op]:
+        return MMT
 
     def resolved(self, types: dict[str, Any]) -> dict[str, Any]:
         """Its neighbour hands over what is gathered in a type that can be, and unquantized where none can."""
@@ -67,6 +75,23 @@ class ParallelMMT(ShardsRows, MMT):
         """The sum over the group of what each process has of a product: all of it, or the process's own rows."""
         return nvte.reduce_scatter(partial, self.group) if self.sequence_parallel else nvte.all_reduce(partial, self.group)
 
+    def _of_gathered(self, kind: nvte.PassKind, rows: int, *, rowwise: bool, columnwise: bool, again: bool = False) -> Iterator[Message]:
+        """The messages by which what each process has ``rows`` of is gathered. ``again``: in backward, as forward left it."""
+        assert self.process is not None
+        what, type = self.gathers, self.type_of(self.gathers)
+        width = self.weight.shape[1 if what == "x" else 0]
+        if type is None:
+            type = self.whole_dtype if nvte.has_own_blocks((rows, width), self.whole_dtype) else self.activation
+        elif not again:
+            yield from amax_message(type, what, kind)
+        assert type is not None
+        for nbytes in nvte.bytes_gathered((rows, width), type, self.process.size, rowwise=rowwise, columnwise=columnwise):
+            yield Message("all_gather", what, nbytes)
+
+    def _of_sum(self, what: str, rows: int, width: int, type: nvte.Type) -> Message:
+        nbytes = rows * width * nvte.bit_width(nvte.element(type)) // 8
+        return Message("reduce_scatter" if self.sequence_parallel else "all_reduce", what, nbytes)
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{', sequence_parallel' if self.sequence_parallel else ''}"
 
@@ -81,21 +106,43 @@ class ColumnParallelMMT(ParallelMMT):
     quantizes_dx = False
     gathers = "x"
 
-    def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+    def operands(self, x: nvte.Tensor) -> tuple[nvte.Tensor, nvte.Tensor]:
         if not self.sequence_parallel:
-            return super().forward(x)
+            return super().operands(x)
         part = self.part(x)
-        y, ctx = super().forward(self.gathered(part, rowwise=True, columnwise=False))
-        return y, {**ctx, "x": nvte.by_columns(part)} if "x" in ctx else ctx
+        memo = nvte.current_pass().memo
+        assert memo is not None
+        memo["part", self.position] = part
+        return super().operands(self.gathered(part, rowwise=True, columnwise=False))
 
-    def inference(self, x: nvte.Tensor) -> nvte.Tensor:
-        return super().inference(self.gathered(self.part(x), rowwise=True, columnwise=False) if self.sequence_parallel else x)
-
-    def backward(self, ctx: Context, dy: nvte.Tensor) -> Gradients:
+    def context(self, x: nvte.Tensor, weight: nvte.Tensor) -> Context:
+        ctx = super().context(x, weight)
         if self.sequence_parallel and "x" in ctx:
-            ctx = {**ctx, "x": self.gathered(ctx["x"], rowwise=False, columnwise=True)}
-        dx, grads = super().backward(ctx, dy)
-        return None if dx is None else self.summed(dx), grads
+            memo = nvte.current_pass().memo
+            assert memo is not None
+            ctx["x"] = nvte.by_columns(memo.pop(("part", self.position)))
+        return ctx
+
+    def taken_x(self, ctx: Context) -> nvte.Tensor:
+        return self.gathered(ctx["x"], rowwise=False, columnwise=True) if self.sequence_parallel else super().taken_x(ctx)
+
+    def dx(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> nvte.Tensor | None:
+        partial = super().dx(ctx, dy)
+        if partial is None:
+            return None
+        dx = self.summed(partial)
+        return dx if addend is None else nvte.add(dx, addend, self.dx_dtype)
+
+    def messages(self, kind: nvte.PassKind, rows: int) -> Iterator[Message]:
+        if self.process is None:
+            return
+        if kind == "backward":
+            if self.wants("x"):
+                yield self._of_sum("dx", self.rows_of_y(rows), self.weight.shape[1], self.dx_dtype)
+            if self.sequence_parallel and self.wants("weight"):
+                yield from self._of_gathered(kind, rows, rowwise=False, columnwise=True, again=True)
+        elif self.sequence_parallel:
+            yield from self._of_gathered(kind, rows, rowwise=True, columnwise=False)
 
 
 class RowParallelMMT(ParallelMMT):
@@ -114,7 +161,15 @@ class RowParallelMMT(ParallelMMT):
     def inference(self, x: nvte.Tensor) -> nvte.Tensor:
         return self.summed(super().inference(x))
 
-    def backward(self, ctx: Context, dy: nvte.Tensor) -> Gradients:
-        if self.sequence_parallel:
-            dy = self.gathered(self.part(dy), rowwise=self.wants("x"), columnwise=self.wants("weight"))
-        return super().backward(ctx, dy)
+    def taken(self, dy: nvte.Tensor) -> nvte.Tensor:
+        if not self.sequence_parallel:
+            return super().taken(dy)
+        return self.gathered(self.part(dy), rowwise=self.wants("x"), columnwise=self.wants("weight"))
+
+    def messages(self, kind: nvte.PassKind, rows: int) -> Iterator[Message]:
+        if self.process is None:
+            return
+        if kind != "backward":
+            yield self._of_sum("y", rows, self.weight.shape[0], self.y_dtype)
+        elif self.sequence_parallel:
+            yield from self._of_gathered(kind, self.rows_of_y(rows), rowwise=self.wants("x"), columnwise=self.wants("weight"))

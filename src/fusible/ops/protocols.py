@@ -5,9 +5,10 @@ They are classes without a metaclass, so that asking is as cheap as reading an a
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fusible import nvte
+from fusible.ops.messages import Communicates
 
 __all__ = ["AttentionOperands", "CachedKeys", "Incremental", "OpaqueCode", "ShardsRows"]
 
@@ -55,9 +56,12 @@ class AttentionOperands:
     """The kinds of its side inputs (``"kv"``, ``"mask"``), in order. ``side_inputs`` has the names that the pipeline gives them."""
 
 
-class ShardsRows:
-    """An op of the processes of ``group`` (None: all of them) at which rows are shared out, or come together."""
+class ShardsRows(Communicates):
+    """An op of the processes of a group at which rows are shared out, or come together."""
 
-    group: Any
     reshards: Literal["gathers", "scatters"] | None = None
     """``"gathers"`` where x has the rows of one process and y those of all, ``"scatters"`` where it is the other way; None where neither."""
+
+    def rows_of_y(self, rows: int) -> int:
+        size = self.process.size if self.process is not None else 1
+        return rows * size if self.reshards == "gathers" else rows // size if self.reshards == "scatters" else rows

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from typing import Self, Unpack
 
 from fusible import nvte
 from fusible.errors import check_number
-from fusible.ops.attention import check_groups
+from fusible.ops.attention import check_groups, heads_side_by_side
 from fusible.ops.op import Context, Op, OpTypes, check_width
+from fusible.ops.sharing import Parts, Process, SharesColumns
 
 __all__ = ["QKNorm"]
 
 
-class QKNorm(Op):
+class QKNorm(SharesColumns, Op):
     """Of q, k and v side by side, as ``DotProductAttention`` takes them: ``q * rsigma * q_weight`` and ``k * rsigma * k_weight``, head by head, with
     ``rsigma = 1 / sqrt(mean of the head's squares + eps)``; v as it is (Dehghani et al. 2023, arXiv:2302.05442, with the norm of RMSNorm).
 
     ``x [*, (heads + 2 groups) * width]``; ``q_weight``, ``k_weight`` ``[width]``, to which 1 is added where ``zero_centered_gamma``.
     """
 
+    rows_alone = True
     x_dtype = nvte.DType.BFloat16
     dy_dtype = nvte.DType.BFloat16
     q_weight_dtype: nvte.Type | None = None
@@ -86,6 +88,12 @@ class QKNorm(Op):
     def width(self, width: int | None) -> int | None:
         check_width(self, (self.heads + 2 * self.groups) * self.head_width, width)
         return width
+
+    def parts_of_x(self, y: Parts) -> Parts | None:
+        return y if y == heads_side_by_side(self.heads, self.groups, self.head_width) else None
+
+    def share(self, process: Process) -> Self:
+        return self.with_(heads=self.heads // process.size, groups=max(self.groups // process.size, 1))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}"

@@ -48,6 +48,9 @@ class OpTraits:
         """Whether a transparent op passes on tensors that are quantized to ``type``."""
         return True
 
+    rows_alone: ClassVar[bool] = False
+    """Whether each row of y hangs on the same row of x and of side values alone, so that processes can share the rows out."""
+
     effects: bool = False
     """Whether a pass of it hands something over beside what it returns: then it can be neither replayed nor compiled."""
     delays_wgrad: bool = False

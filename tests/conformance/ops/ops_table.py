@@ -6,7 +6,7 @@ A record drives the tests of the op, of the module, and (by ``RECORD_OF``) of ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -240,6 +240,11 @@ enter(
     ),
     ops.MMT,
 )
+for _parallel in (
+    ops.ColumnParallelMMT,
+    ops.RowParallelMMT,
+):  # in a group of one process; what several make of them: test_parallel_linear, test_layouts
+    RECORD_OF[_parallel] = replace(RECORD_OF[ops.MMT], name=_parallel.__name__, make=lambda p, w, op=_parallel: [op(p["weight"])])
 enter(
     Record(
         "Linear",

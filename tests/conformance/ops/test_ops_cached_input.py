@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ops_interchange import MODES, Case, cases, prove
+from ops_interchange import Case, Mode, cases, modes_of, prove
 from ops_table import RECORD_OF
 from ops_tolerance import assert_close
 from test_ops_fp8 import own_scale, quantized
@@ -49,13 +49,13 @@ def test_backward_is_that_of_the_kept_input(name: str, options: dict[str, int], 
 BACKWARD = [case for case in cases() if case.fusion.kind == "backward" and any(issubclass(type_, Activation) for type_ in case.types)]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in BACKWARD])
-def test_fused_backwards_read_what_was_kept(case: Case, mode: object, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("case", "mode"), [pytest.param(case, mode, id=f"{case.name}-{mode.name}") for case in BACKWARD for mode in modes_of(case)])
+def test_fused_backwards_read_what_was_kept(case: Case, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     for type_ in case.types:
         if issubclass(type_, Activation):
             monkeypatch.setitem(RECORD_OF, type_, replace(RECORD_OF[type_], make=lambda p, w, type_=type_: [type_(cache_quantized_input=True)]))
-    assert prove(case, mode)  # type: ignore[arg-type]
+    assert prove(case, mode)
 
 
 def test_fused_forwards_keep_8_bits() -> None:
