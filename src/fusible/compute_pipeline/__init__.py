@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusible.compute_pipeline.communication import *
 from fusible.compute_pipeline.execution import *
 from fusible.compute_pipeline.explain import *
 from fusible.compute_pipeline.inference import StateLayout
@@ -13,6 +14,7 @@ from fusible.compute_pipeline.regions import Region
 from fusible.compute_pipeline.request import *
 from fusible.compute_pipeline.sharded_rows import *
 from fusible.compute_pipeline.sides import Extras, route, routes_of
+from fusible.compute_pipeline.tensor_parallel import *
 from fusible.facade import public_names as _public_names
 from fusible.fusions import epoch as fusion_epoch
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fusible.nvte import Tensor, is_quantized_type, take_apart
+from fusible.ops import Op
 from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor, QuantizedTensor
@@ -32,7 +33,7 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
     for module in modules:
         module.forget_plans()
     for module in modules:
-        rebound: dict[int, dict[str, Tensor]] = {}
+        changed: dict[Op, Op] = {}
         for bound in module.local_ops():
             for name, parameter_name in zip(bound.op.arg_names, bound.parameters, strict=True):
                 asked = bound.op.type_of(name)
@@ -43,9 +44,9 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
                     done[id(parameter)] = _quantized(parameter, fp8_dtype)
                 held = done[id(parameter)]
                 writes.append(partial(module._parameters.__setitem__, parameter_name, held))
-                rebound.setdefault(id(bound.op), {})[name] = Tensor(held, stored_type(held))
-        if rebound:
-            writes.append(partial(vars(module).update, module.rebound(rebound)))
+                changed[bound.op] = changed.get(bound.op, bound.op).with_(**{name: Tensor(held, stored_type(held))})
+        if changed:
+            writes.append(partial(vars(module).update, module.exchanged(changed)))
     run(writes)
     return model
 

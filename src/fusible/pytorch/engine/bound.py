@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fusible.compute_pipeline import Extras
+from fusible.compute_pipeline import Extras, between_rows
 from fusible.ops import Op
 
-__all__ = ["BoundOp", "changes", "key_of", "note_change"]
+__all__ = ["BoundOp", "changes", "key_of", "note_change", "with_rows"]
 
 
 class BoundOp(NamedTuple):
@@ -40,6 +40,18 @@ class BoundOp(NamedTuple):
 def key_of(bound: Sequence[BoundOp]) -> tuple[Any, ...]:
     """The identity of a list of ops."""
     return tuple([(b.key, b.block) for b in bound])
+
+
+def with_rows(bound: Iterable[BoundOp]) -> tuple[BoundOp, ...]:
+    """A list of ops as a pipeline runs it: where its ops share out rows between processes, with those that scatter and gather them."""
+    held = tuple(bound)
+    if all(b.op.row_share is None for b in held):
+        return held
+    result: list[BoundOp] = []
+    *before, end = between_rows([b.op for b in held])
+    for b, op in zip(held, before, strict=True):
+        result += [b] if op is None else [BoundOp(op, b.module, (), block=b.block), b]
+    return (*result, *([] if end is None else [BoundOp(end, held[-1].module, (), block=held[-1].block)]))
 
 
 _changes = 0

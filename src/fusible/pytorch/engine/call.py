@@ -24,6 +24,7 @@ from fusible.nvte import (
     te_to_torch_dtype,
     unflatten,
 )
+from fusible.pytorch.engine.arrival import arrived
 from fusible.pytorch.engine.borders import Border, OnTheWay, leaf_count, packed, spec_key
 from fusible.pytorch.engine.call_inputs import CallInputs, put_together
 from fusible.pytorch.engine.executors import DIRECT
@@ -250,6 +251,12 @@ class Call:
 _AS_IT_IS = nullcontext()
 
 
+def _came(dys: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """The gradient of y and those of the extra outputs, each waited for where it is on its way."""
+    dy, *extra = [dy if dy is None or dy.__class__ is torch.Tensor else arrived(dy) for dy in dys]
+    return dy, extra
+
+
 class PipelineFunction(torch.autograd.Function):
     """The autograd node of one segment: ``apply(call, index, x, *args, *extra) -> y``, or ``(y, *extra outputs)`` where the caller gets side values.
     Quantized storages stay inside: what leaves quantized is a ``QuantizedTensor``."""
@@ -274,7 +281,7 @@ class PipelineFunction(torch.autograd.Function):
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         with _AS_IT_IS if ctx.policy is None else ctx.policy.along():
-            dx, grads = ctx.call.backward(ctx.index, saved, dys[0], dys[1:])
+            dx, grads = ctx.call.backward(ctx.index, saved, *_came(dys))
         return None, None, dx if ctx.needs_input_grad[2] else None, *grads
 
 

@@ -55,7 +55,7 @@ class _Source(NamedTuple):
 
 def marks_of(bound: Sequence[BoundOp]) -> tuple[OpMark, ...]:
     """The marks of a pipeline's ops."""
-    return tuple(OpMark(b.module, type(b.op), b.block) for b in bound)
+    return tuple(OpMark(b.module, b.op.kind, b.block) for b in bound)
 
 
 def carried_over(

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ReferenceType
 
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
+from fusible.compute_pipeline import (
+    ComputePipeline,
+    Plan,
+    PlanRequest,
+    describe,
+    describe_messages,
+    fusion_epoch,
+    route,
+    sharded_rows,
+)
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.ops.protocols import AttentionOperands
+from fusible.pytorch.engine.arrival import arrived
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.batch import Batch, read_batch
 from fusible.pytorch.engine.bound import BoundOp, changes
@@ -27,6 +37,7 @@ from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark
+from fusible.pytorch.engine.shares import Share, gradient_sums, localized
 from fusible.pytorch.engine.torch_autocast import activation_of, is_in_force_on, without_torch_autocast
 from fusible.pytorch.engine.weights import PLAIN, DelayedWeights, QuantizedWeights, stored_type
 from fusible.quantized import QuantizedTensor, Recipe
@@ -71,8 +82,12 @@ class PipelineRunner(ChainPart):
         self._slots = tuple((b.module._parameters, name) for b in self.bound for name in b.parameters)
         self._modules = tuple(b.module for b in self.bound)
         spans = zip(self.bound, sharded_rows([b.op for b in self.bound]), strict=True)
-        self._partial = [(b.module, name, span.group) for b, span in spans if span is not None for name in b.parameters]
+        self._partial = [
+            (b.module, name, span.group) for b, span in spans if span is not None for name in b.parameters if name not in _shares(b.module)
+        ]
         self._owners = [(b.module, name) for b in self.bound for name in b.parameters]
+        self._shares = _shares_of(self._owners)
+        self._amax_group = next((b.module.amax_group for b in self.bound if getattr(b.module, "amax_group", None) is not None), None)
         self._accumulating = [i for i, (module, name) in enumerate(self._owners) if name in getattr(module, "accumulating_parameters", ())]
         self._apart = frozenset(name for op in self.pipeline.ops if op.rows_apart for name in op.side_inputs)
         named = [dict(zip(op.side_names, op.side_inputs, strict=True)) for op in self.pipeline.ops if isinstance(op, AttentionOperands)]
@@ -169,6 +184,8 @@ class PipelineRunner(ChainPart):
             check_transforms(self.called, (x, *extra))
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
+        elif x.__class__ is not torch.Tensor:
+            x = arrived(x)
         if is_in_force_on(x):
             x = activation_of(x)
             with without_torch_autocast(x.device.type):
@@ -176,7 +193,7 @@ class PipelineRunner(ChainPart):
         if x.layout is not torch.strided:
             check_dense(x, f"{self.argument} of {self.title}")
         if extra:
-            extra = [value.dequantize() if isinstance(value, QuantizedTensor) else value for value in extra]
+            extra = [value.dequantize() if isinstance(value, QuantizedTensor) else arrived(value) for value in extra]
             for place, value in enumerate(extra):
                 if value.layout is not torch.strided:
                     check_dense(value, f"extra input {place} of {self.title}")
@@ -260,7 +277,7 @@ class PipelineRunner(ChainPart):
             return FastPathCall(plan, args, self.executor)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
-        delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group) if snapshot is not None else None
+        delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group or self._amax_group) if snapshot is not None else None
         if delayed is not None:
             amaxes |= delayed.amaxes()
         return Call(plan, params, self.executor, call_inputs, self.scaling, snapshot, main_grads, amaxes, notes=notes, delayed_weights=delayed)
@@ -361,7 +378,15 @@ class PipelineRunner(ChainPart):
         """The three passes of the plan that a training call on ``x`` would use, as text."""
         batch = read_batch(x, seq_lens)
         args = self.parameters()
-        return describe(self.plan(batch.x, args, current_autocast(), True, [batch.x] * len(self.sides)))
+        plan = self.plan(batch.x, args, current_autocast(), True, [batch.x] * len(self.sides))
+        return "\n".join([describe(plan), *describe_messages(plan, len(batch.x)), *self._describe_sums(plan)])
+
+    def _describe_sums(self, plan: Plan) -> list[str]:
+        """The lines of what is summed over the processes when the gradients are there."""
+        if self._shares is None:
+            return []
+        found = gradient_sums(self._shares, [grad for args in plan.request.args for _, grad in args])
+        return ["", "between processes, gradients", *(f"  all_reduce  {names}  {nbytes:,} bytes" for names, nbytes in found)] if found else []
 
     def out_width(self, width: int) -> int | None:
         """The width of the output for an input of ``width`` columns; None where it is not known before a call."""
@@ -373,6 +398,8 @@ class PipelineRunner(ChainPart):
     def parameters(self) -> list[torch.Tensor]:
         """The tensors behind the ops' ``args``, as the modules hold them now. Every call begins with it."""
         self.look_again()
+        if self._shares is not None:
+            return localized(self._shares)
         try:
             return [parameters[name] for parameters, name in self._slots]  # pyright: ignore[reportReturnType]
         except KeyError:
@@ -395,4 +422,15 @@ class PipelineRunner(ChainPart):
     def _snapshot(self, plan: Plan, context: autocast, device: torch.device, **kind: bool) -> Snapshot | None:
         if plan.delayed is None or not plan.state:
             return None
-        return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group, **kind)
+        return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group or self._amax_group, **kind)
+
+
+def _shares(module: Any) -> Mapping[str, Share]:
+    return getattr(module, "shares", {})
+
+
+def _shares_of(owners: Sequence[tuple[Any, str]]) -> tuple[tuple[Any, Share], ...] | None:
+    """For each of a pipeline's parameters how its module holds it; None where every module holds all that its ops take."""
+    if not any(name in _shares(module) for module, name in owners):
+        return None
+    return tuple((module, _shares(module).get(name) or Share.all_of(name)) for module, name in owners)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import EVERYWHERE, make_nvte_tensor
+from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule
@@ -44,6 +45,10 @@ class _Attention(ExtraTensors, BaseModule):
 
     def bound_ops(self):
         yield self._bound_op
+
+    def exchanged(self, ops: Mapping[Op, Op]) -> dict[str, Any]:
+        bound = self._bound_op
+        return {**super().exchanged(ops), "_bound_op": bound._replace(op=ops.get(bound.op, bound.op))}
 
     def local_ops(self) -> tuple[BoundOp, ...]:
         return (self._bound_op,)

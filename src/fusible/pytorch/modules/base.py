@@ -10,14 +10,14 @@ from torch import nn
 
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
-from fusible.nvte import Tensor
 from fusible.ops import Op
-from fusible.pytorch.engine.bound import BoundOp, key_of
+from fusible.pytorch.engine.bound import BoundOp, key_of, with_rows
 from fusible.pytorch.engine.chain import ChainCall, ChainPart
 from fusible.pytorch.engine.compiled import handle_of, holders_of
 from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.runner import PipelineRunner
+from fusible.pytorch.engine.shares import Share
 from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.dictionaries import held_so
 from fusible.pytorch.modules.stateful import KeptState, StatefulModule
@@ -42,6 +42,10 @@ class BaseModule(StatefulModule, ChainPart):
 
     remakes_op: ClassVar[bool] = False
     """Whether it is one op that it makes anew when its options change."""
+    shares: Mapping[str, Share] = {}
+    """By the name of an op's parameter how the module holds it, where it holds the share of one process."""
+    amax_group: Any = None
+    """The processes that scale tensors together under delayed scaling, unless ``autocast`` names others."""
     _changes: int = 0
     """The number of times that it has made its op anew."""
 
@@ -101,12 +105,11 @@ class BaseModule(StatefulModule, ChainPart):
         """Let go of what was made for the ops as they are: pipelines, and what they hold. Scaling states are kept for those to come."""
         vars(self).update(_kept_states=self._kept(), _runners={}, _set_aside={})
 
-    def rebound(self, args: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Any]:
-        """The module's attributes with other tensors in its ops. ``args``: by an op's id, its tensors by name. Every module around it must have
-        forgotten its plans (``forget_plans``)."""
-        changed = {id(op): op.with_(**args[id(op)]) if id(op) in args else op for op in self._ops}
-        bound = tuple(b._replace(op=changed[id(b.op)]) for b in self._bound)
-        return {"_ops": tuple(changed[id(op)] for op in self._ops), "_bound": bound}
+    def exchanged(self, ops: Mapping[Op, Op]) -> dict[str, Any]:
+        """The module's attributes with other ops in the place of some of its own. Every module around it must have forgotten its plans
+        (``forget_plans``)."""
+        bound = tuple(b._replace(op=ops.get(b.op, b.op)) for b in self._bound)
+        return {"_ops": tuple(ops.get(op, op) for op in self._ops), "_bound": bound}
 
     def forward(
         self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None, *, extra_inputs: Sequence[torch.Tensor] = ()
@@ -138,7 +141,7 @@ class BaseModule(StatefulModule, ChainPart):
         return self
 
     def _runner(self, bound: tuple[BoundOp, ...] | None = None) -> PipelineRunner:
-        bound = tuple(self.bound_ops()) if bound is None else bound
+        bound = with_rows(self.bound_ops()) if bound is None else bound
         key = key_of(bound)
         runner = self._runners.get(key)
         if runner is None:
@@ -153,7 +156,7 @@ class BaseModule(StatefulModule, ChainPart):
         return PipelineRunner(bound, self._executor)
 
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
-        return [tuple(self.bound_ops())]
+        return [with_rows(self.bound_ops())]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """``to``, ``to_empty``, ``half`` and the like call this. A quantized parameter stays quantized, with another nominal dtype."""

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fusible import ops
-from fusible.pytorch.engine.bound import BoundOp
+from fusible.ops import Op
+from fusible.pytorch.engine.bound import BoundOp, with_rows
 from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.runner import PipelineRunner
@@ -194,7 +195,7 @@ class Sequential(Chain):
         return Sequential(*modules)
 
     def _parts(self) -> list[Any]:
-        return self._runs(Sequential, bound_at)
+        return [list(with_rows(part)) if isinstance(part, list) else part for part in self._runs(Sequential, bound_at)]
 
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
         return [tuple(part) for part in self._parts() if isinstance(part, list)]
@@ -217,6 +218,9 @@ class Residual(Container):
         yield BoundOp(self._begin, self, ())
         yield from super().bound_ops()
         yield BoundOp(self._end, self, ())
+
+    def exchanged(self, ops: Mapping[Op, Op]) -> dict[str, Any]:
+        return {**super().exchanged(ops), "_begin": ops.get(self._begin, self._begin), "_end": ops.get(self._end, self._end)}
 
     def holders(self) -> Sequence[tuple[nn.Module, Sequence[str]]]:
         return [(self, ()), *super().holders(), (self, ())]

@@ -1,0 +1,150 @@
+"""The parameters of a module of which each process holds its share, as passes take them.
+
+A module holds its share as ``DTensor``s, so that optimizers, clipping, checkpoints and ``fully_shard`` know what it is of. Passes work on what is
+local. One autograd node lies between the two for all parameters of a pipeline. In backward it sums over the processes what is a sum over them, in one
+message for each group and dtype.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusible import tex
+from fusible.pytorch.engine.parametrized import parameter_of
+
+__all__ = ["Share", "gradient_sums", "localized"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a module holds the share of a parameter that its op takes. ``names``: of its own parameters, which the op takes as one, joined along the
+    first dimension. ``lines``: for each of them the range of the first dimension that this process takes, None for all that it holds. ``summed``: for
+    each of them whether its gradient is a sum over the processes of ``group``."""
+
+    names: tuple[str, ...]
+    lines: tuple[tuple[int, int] | None, ...]
+    summed: tuple[bool, ...]
+    group: Any = None
+
+    @classmethod
+    def all_of(cls, name: str) -> Share:
+        """A parameter that the module holds as the op takes it."""
+        return cls((name,), (None,), (False,))
+
+
+Held = tuple[Any, Share]
+"""A module, and how it holds a parameter that its op takes."""
+
+
+def localized(held: Sequence[Held]) -> list[torch.Tensor]:
+    """What the ops take as parameters, for each that is ``held``; autograd carries their gradients back."""
+    parameters = [parameter_of(module, name) for module, share in held for name in share.names]
+    shares = [share for _, share in held]
+    return list(_Localized.apply(shares, *parameters)) if torch.is_grad_enabled() else _local(shares, parameters)  # type: ignore[no-untyped-call]
+
+
+def gradient_sums(held: Sequence[Held], wanted: Sequence[bool]) -> list[tuple[str, int]]:
+    """The messages by which gradients are summed after backward: the names of the parameters, and the bytes of each. ``wanted``: whether anyone needs
+    the gradient of each that is ``held``."""
+    found: defaultdict[tuple[Any, ...], list[tuple[str, int]]] = defaultdict(list)
+    for (module, share), grad in zip(held, wanted, strict=True):
+        for name, summed in zip(share.names, share.summed, strict=True):
+            if summed and grad:
+                parameter = _of_process(module._parameters[name])
+                found[share.group, parameter.dtype, parameter.device].append((name, parameter.nbytes))
+    return [(", ".join(dict.fromkeys(name for name, _ in of)), sum(nbytes for _, nbytes in of)) for of in found.values()]
+
+
+def _local(shares: Sequence[Share], parameters: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    rest = iter(parameters)
+    for share in shares:
+        pieces = [_of_process(next(rest)) for _ in share.names]
+        taken = [piece if lines is None else piece[slice(*lines)] for piece, lines in zip(pieces, share.lines, strict=True)]
+        found.append(taken[0] if len(taken) == 1 else torch.cat(taken))
+    return found
+
+
+def _of_process(parameter: Any) -> torch.Tensor:
+    return parameter._local_tensor.detach() if hasattr(parameter, "_local_tensor") else parameter.detach()
+
+
+class _Localized(torch.autograd.Function):
+    """``apply(shares, *parameters) -> what the ops take``."""
+
+    @staticmethod
+    def forward(ctx: Any, shares: Sequence[Share], *parameters: Any) -> tuple[torch.Tensor, ...]:
+        ctx.shares, ctx.forms = shares, [_Form.of(parameter) for parameter in parameters]
+        local = _local(shares, parameters)
+        places = iter(range(len(parameters)))
+        wanted = [[ctx.needs_input_grad[1 + next(places)] for _ in share.names] for share in shares]
+        ctx.mark_non_differentiable(*(tensor for tensor, needed in zip(local, wanted, strict=True) if not any(needed)))
+        return tuple(local)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        forms = iter(ctx.forms)
+        of_parameters: list[torch.Tensor | None] = []
+        sums: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for share, grad in zip(ctx.shares, grads, strict=True):
+            own = [next(forms) for _ in share.names]
+            if grad is None:
+                of_parameters += [None] * len(own)
+                continue
+            for piece, summed in zip(_apart(grad, own, share.lines), share.summed, strict=True):
+                if summed:
+                    sums[share.group, grad.dtype, grad.device].append(len(of_parameters))
+                of_parameters.append(piece)
+        for (group, *_), places in sums.items():
+            _sum(group, of_parameters, places)
+        wrapped = [form.of_gradient(grad) for form, grad in zip(ctx.forms, of_parameters, strict=True)]
+        return None, *(grad if needed else None for grad, needed in zip(wrapped, ctx.needs_input_grad[1:], strict=True))
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a gradient has to be like: ``shape`` of what the process holds, and of which ``DTensor`` that is a share, if of one."""
+
+    shape: torch.Size
+    whole: Any
+
+    @classmethod
+    def of(cls, parameter: Any) -> _Form:
+        if not hasattr(parameter, "_local_tensor"):
+            return cls(parameter.shape, None)
+        whole = type(parameter), parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride()
+        return cls(parameter._local_tensor.shape, whole)
+
+    def of_gradient(self, grad: torch.Tensor | None) -> Any:
+        if grad is None or self.whole is None:
+            return grad
+        kind, mesh, placements, shape, stride = self.whole
+        return kind.from_local(grad, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _apart(grad: torch.Tensor, forms: Sequence[_Form], lines: Sequence[tuple[int, int] | None]) -> list[torch.Tensor]:
+    """The gradient of what parameters were joined to, as those of the parameters; 0 for lines that the process did not take."""
+    sizes = [form.shape[0] if taken is None else taken[1] - taken[0] for form, taken in zip(forms, lines, strict=True)]
+    pieces = grad.split(sizes) if len(sizes) > 1 else [grad]
+    found: list[torch.Tensor] = []
+    for piece, form, taken in zip(pieces, forms, lines, strict=True):
+        if taken is None:
+            found.append(piece)
+            continue
+        whole = piece.new_zeros(form.shape)
+        whole[slice(*taken)] = piece
+        found.append(whole)
+    return found
+
+
+def _sum(group: Any, grads: list[Any], places: Sequence[int]) -> None:
+    """Replace gradients by their sums over the group, by one message."""
+    flat = [grads[place].reshape(-1) for place in places]
+    summed = tex.prim.all_reduce(torch.cat(flat) if len(flat) > 1 else flat[0], group)
+    for place, part in zip(places, summed.split([len(each) for each in flat]), strict=True):
+        grads[place] = part.view(grads[place].shape)
