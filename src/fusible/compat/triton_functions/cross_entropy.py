@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fusible.pytorch.cross_entropy import gradients, in_blocks, statistics
+from fusible import tex
+from fusible.pytorch.cross_entropy import gradients, in_blocks, merged, statistics
 
 __all__ = ["cross_entropy_backward", "cross_entropy_forward"]
 
@@ -36,14 +37,10 @@ def cross_entropy_forward(
     rows, wanted = _input.reshape(-1, _input.shape[-1]), target.view(-1)
     vocabulary, local = rows.shape[1], wanted - rank * rows.shape[1]
     parts = [statistics(x, y) for x, y in zip(in_blocks(rows), in_blocks(local, vocabulary), strict=True)]
-    largest, sums, chosen, totals = torch.cat(parts).unbind(1)
+    found = torch.cat(parts)
     if world > 1:
-        gathered = torch.empty(world * len(rows), 4, dtype=torch.float32, device=rows.device)
-        dist.all_gather_into_tensor(gathered, torch.stack([largest, sums, chosen, totals], 1), group=dist_process_group)
-        of_all = gathered.view(world, len(rows), 4)
-        largest = of_all[..., 0].amax(0)
-        sums = (of_all[..., 1] * (of_all[..., 0] - largest).exp()).sum(0)
-        chosen, totals = of_all[..., 2].amax(0), of_all[..., 3].sum(0)
+        found = merged(tex.prim.all_gather(found, dist_process_group).view(world, *found.shape))
+    largest, sums, chosen, totals = found.unbind(1)
     logarithm = largest + sums.log()
     loss = logarithm - chosen
     if label_smoothing > 0:
