@@ -20,6 +20,7 @@ ROOMS = {
     "cli": "command line, reports",
     "plugin": "tex in NVIDIA's package",
     "compat": "other names, NVIDIA's package, a GPU's requests",
+    "distributed": "meshes, and how a model is laid out on one",
     "pytorch": "modules, Sequential, autocast, operations",
     "pytorch.engine": "runner, calls, executors, replay, scaling",
     "compute_pipeline": "type inference, fusion, plans, execution",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fusible import tex as tex
 
 _ROOMS = frozenset(
-    "cli compat compute_pipeline conformance cpp_extensions errors fusions knobs lazy locks nvte ops plugin pytorch quantized tex".split()
+    "cli compat compute_pipeline conformance cpp_extensions distributed errors fusions knobs lazy locks nvte ops plugin pytorch quantized tex".split()
 )
 
 

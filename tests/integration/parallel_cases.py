@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -142,18 +140,3 @@ def run_part(case: Case, rank: int) -> Results:
 def run_whole(case: Case) -> Results:
     tensors = whole_tensors()
     return train(build(case, tensors, False), case, tensors["x"], tensors["dy"])
-
-
-def worker(rank: int, meeting: str, out: str, jobs: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]]) -> None:
-    """Run the jobs ``function(*arguments, rank)`` in one process of a group, and write by name what came of them: a result, or a failure's text."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=SIZE, timeout=timedelta(seconds=60))
-    results: dict[str, Any] = {}
-    for name, function, arguments in jobs:
-        try:
-            results[name] = function(*arguments, rank)
-        except Exception:
-            results[name] = traceback.format_exc()
-    torch.save(results, out)
-    dist.barrier()
-    dist.destroy_process_group()

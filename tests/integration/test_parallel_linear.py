@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 import parallel_cases as parallel
@@ -10,6 +9,7 @@ import pytest
 import torch
 from parallel_cases import CASES, IN, OUT, SIZE, STEPS, Case, Results
 from parallel_jobs import JOBS
+from process_group import check, run_jobs
 
 Parts = list[dict[str, Any]]
 
@@ -17,23 +17,8 @@ Parts = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
     """What each process made of its part of every case: one start of two processes for all tests."""
-    folder = tmp_path_factory.mktemp("parallel")
     jobs = [*((str(case), parallel.run_part, (case,)) for case in CASES), *((name, function, ()) for name, function in JOBS.items())]
-    context = multiprocessing.get_context("spawn")
-    arguments = [(rank, str(folder / "meeting"), str(folder / f"rank{rank}"), jobs) for rank in range(SIZE)]
-    processes = [context.Process(target=parallel.worker, args=each) for each in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert all(process.exitcode == 0 for process in processes)
-    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(SIZE)]
-
-
-def of_case(parts: Parts, name: str) -> list[Any]:
-    for rank, results in enumerate(parts):
-        assert not isinstance(results[name], str), f"rank {rank}:\n{results[name]}"
-    return [results[name] for results in parts]
+    return run_jobs(tmp_path_factory.mktemp("parallel"), jobs, SIZE)
 
 
 def together(case: Case, results: list[Results]) -> Results:
@@ -82,7 +67,7 @@ LENGTH = max(IN, OUT)
 def test_the_parts_make_the_whole_layer(parts: Parts, case: Case) -> None:
     """Both quantize alike (see ``whole_tensors``), so that they differ by the order of fp32 sums alone: ``length * eps`` of what is added up. Where
     gradients are accumulated, that is over all steps, whose ``x`` is up to ``STEPS`` times as large."""
-    got, wanted, sizes = together(case, of_case(parts, str(case))), parallel.run_whole(case), magnitudes(case)
+    got, wanted, sizes = together(case, check(parts, str(case))), parallel.run_whole(case), magnitudes(case)
     assert got.keys() == wanted.keys()
     for name, value in wanted.items():
         bound = (LENGTH + 16) * torch.finfo(torch.float32).eps * magnitude_of(name, sizes) * (STEPS**2 if "main_grad" in name else 1)
@@ -99,7 +84,7 @@ HALF_STEPS = {"plain": (2.0**-24,) * 2, "delayed": (E4M3, E5M2), "current": (E4M
 def test_the_parts_are_near_the_layer_in_float64(parts: Parts, case: Case) -> None:
     """Each operand is rounded once: an element of a product of A and B errs by at most ``(a + b + a b) |A| |B|``, with half steps a and b. A value
     below the smallest normal errs by half the smallest subnormal, ``2**-10`` over a scale of at least 12: ``2**-12`` of the mean of any row."""
-    got, t = together(case, of_case(parts, str(case))), {name: value.double() for name, value in parallel.whole_tensors().items()}
+    got, t = together(case, check(parts, str(case))), {name: value.double() for name, value in parallel.whole_tensors().items()}
     bias = t["bias"] if case.layer == "linear" else torch.zeros(OUT).double()
     forward, backward = HALF_STEPS[case.recipe]
     wanted = {"y": t["x"] @ t["weight"].T + bias, "dx": t["dy"] @ t["weight"], "weight": t["dy"].T @ t["x"], "bias": t["dy"].sum(0)}
@@ -118,7 +103,7 @@ def test_the_parts_are_near_the_layer_in_float64(parts: Parts, case: Case) -> No
 def test_a_column_and_a_row_layer_make_a_whole_mlp(parts: Parts, case: Case) -> None:
     """What is between the two is quantized after sums in another order, so that an element may round the other way: by a step of E5M2, ``2**-2`` of
     it, at most. That happens to less than one in ``2**12`` (fp32 sums differ by 1e-5 of a step or so): by norm ``2**-2 * sqrt(2**-12) = 2**-8``."""
-    got, wanted = together(case, of_case(parts, str(case))), parallel.run_whole(case)
+    got, wanted = together(case, check(parts, str(case))), parallel.run_whole(case)
     assert got.keys() == wanted.keys()
     limit = (LENGTH + 16) * torch.finfo(torch.float32).eps if case.recipe == "plain" else 2.0**-8
     for name, value in wanted.items():
@@ -127,10 +112,10 @@ def test_a_column_and_a_row_layer_make_a_whole_mlp(parts: Parts, case: Case) -> 
 
 
 def test_passes_that_communicate_are_replayed(parts: Parts) -> None:
-    assert all(result["replayed"] for case in CASES for result in of_case(parts, str(case)))
+    assert all(result["replayed"] for case in CASES for result in check(parts, str(case)))
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_in_every_process(parts: Parts, name: str) -> None:
     """The checks of ``parallel_jobs``, which run in each process of the group."""
-    of_case(parts, name)
+    check(parts, name)

@@ -3,24 +3,22 @@ kernel for."""
 
 from __future__ import annotations
 
-import multiprocessing
 import types
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import parallel_cases
 import pytest
 import torch
 import torch.distributed as dist
+from process_group import check, run_jobs
 from te_client import package, relative_error
 
 from fusible.compat import te_functions
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 
 EPS32, EPS_BF16 = 2.0**-23, 2.0**-8
-SIZE = parallel_cases.SIZE
+SIZE = 2
 SETS = ("simple", "quintic", "polar_express", "cans", "aol")
 WIDE, TALL = (12, 20), (20, 12)
 LAYOUTS = [(shape, dim, mode) for shape in (WIDE, TALL) for dim, mode in ((None, "duplicated"), (0, "duplicated"), (1, "duplicated"))] + [
@@ -136,25 +134,14 @@ def of_nvidias(rank: int) -> dict[str, torch.Tensor]:
 
 
 def test_two_processes_compute_the_formula_in_every_layout_of_nvidias(tmp_path: Path) -> None:
-    jobs = [("ours", of_two, ()), ("nvidias", of_nvidias, ())]
-    context = multiprocessing.get_context("spawn")
-    arguments = [(rank, str(tmp_path / "meeting"), str(tmp_path / f"rank{rank}"), jobs) for rank in range(SIZE)]
-    processes = [context.Process(target=parallel_cases.worker, args=each) for each in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timedelta(minutes=3).total_seconds())
-    assert all(process.exitcode == 0 for process in processes)
-    parts = [torch.load(tmp_path / f"rank{rank}", weights_only=True) for rank in range(SIZE)]
+    parts = run_jobs(tmp_path, [("ours", of_two, ()), ("nvidias", of_nvidias, ())], SIZE)
     triples = te_functions.get_coefficients(5)
-    for rank in range(SIZE):
-        assert not isinstance(parts[rank]["ours"], str), parts[rank]["ours"]
-        assert not isinstance(parts[rank]["nvidias"], str), parts[rank]["nvidias"]
+    found = {of: check(parts, of) for of in ("ours", "nvidias")}
     bound = 5 * 3 * 20 * EPS32
     for shape, dim, mode in LAYOUTS:
         name = f"{shape} {dim} {mode}"
         for of in ("ours", "nvidias"):
-            each = [part[of][name] for part in parts]
+            each = [part[name] for part in found[of]]
             wanted = formula(matrix(shape), triples)
             if shape[0] == shape[1] and dim == 0:
                 wanted = formula(matrix(shape).mT, triples).mT

@@ -1,0 +1,9 @@
+"""Training and inference by many processes, on ``torch.distributed``: meshes, and how a model is laid out on one."""
+
+from __future__ import annotations
+
+from fusible.distributed.parallelize import *
+from fusible.distributed.whole import *
+from fusible.facade import public_names as _public_names
+
+__all__ = _public_names(globals())

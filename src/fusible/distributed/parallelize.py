@@ -1,0 +1,207 @@
+"""``parallelize``: lay a model out on the processes of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+from fusible.compute_pipeline import Holding, Rewritten, tensor_parallel
+from fusible.distributed.mesh import check_mesh, size_of
+from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.nvte import make_nvte_tensor
+from fusible.ops import Op
+from fusible.ops.sharing import Process
+from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.shares import Share
+from fusible.pytorch.modules.base import BaseModule
+from fusible.quantized import QuantizedTensor
+from fusible.tex.calls.transaction import Write, run
+
+__all__ = ["parallelize"]
+
+M = TypeVar("M", bound=nn.Module)
+
+_SERVED = ("dp_replicate", "dp_shard", "tp")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A parameter that comes in the place of one of a module's: ``lines`` of that one's first dimension, laid out by ``placement``."""
+
+    name: str
+    lines: tuple[int, int] | None
+    placement: Shard | Replicate
+
+
+@dataclass
+class _Changes:
+    """What a module becomes."""
+
+    module: BaseModule
+    ops: dict[Op, tuple[Rewritten, BoundOp]] = field(default_factory=dict)
+
+
+def parallelize(model: M, mesh: DeviceMesh, *, sequence_parallel: bool = False, shared_output: bool = False) -> M:
+    """Lay ``model`` out on the processes of ``mesh``, and give it back. Every process of the mesh calls it, with the same model.
+
+    ``mesh``: a ``DeviceMesh`` whose dimensions have torchtitan's names. Along ``tp`` processes share out the columns of Fusible's products, and heads
+    of attention, between one norm or residual and the next (Shoeybi et al. 2019, arXiv:1909.08053); everything else is the same in all of them, and
+    embeddings share out their vocabulary. Along ``dp_replicate`` and ``dp_shard`` the model is left as it is: call ``fully_shard`` on it, or wrap it.
+
+    ``sequence_parallel``: processes along ``tp`` share out the rows of everything else too, so that what is kept for backward becomes smaller
+    (Korthikanti et al. 2022, arXiv:2205.05198). ``shared_output``: where a pipeline ends in a product, y stays shared out by columns: rank r's
+    logits are the r-th part of the vocabulary, as ``CrossEntropyLoss(group=...)`` takes them.
+
+    Parameters become ``DTensor``s, by the values that the first process along ``tp`` has. One that holds several things side by side (q, k and v; a
+    gate and what it multiplies) becomes one for each, ``query_weight`` and so on. Inputs and outputs of the model are those of one process.
+
+    Raises ``ArgumentError``, ``ShapeError`` or ``DTypeError``, in every process alike and before anything is changed or sent.
+    """
+    check_mesh(mesh, _SERVED)
+    if size_of(mesh, "tp") > 1:
+        _share_columns(model, mesh["tp"], sequence_parallel, shared_output)
+    group = _group_of(mesh)
+    for module in model.modules() if group is not None else ():
+        if isinstance(module, BaseModule):
+            module.forget_plans()
+            module.amax_group = group
+    return model
+
+
+def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, shared_output: bool) -> None:
+    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group()
+    changes = _changes(model, process, group, sequence_parallel, shared_output)
+    others = [module for module in model.modules() if not isinstance(module, BaseModule) and any(True for _ in module.parameters(recurse=False))]
+    for module in others:
+        if not isinstance(module, nn.Embedding):
+            do = "call parallelize on Fusible's modules in it, or lay the module out by torch.distributed.tensor.parallel first"
+            got = f"a {type(module).__name__}"
+            raise NotServedError(expected("Fusible's modules and torch.nn.Embedding", of="the parameters of a parallelized model", got=got, do=do))
+    writes = [write for change in changes for write in _writes(change, mesh, process, group)]
+    for module in model.modules():
+        if isinstance(module, BaseModule):
+            module.forget_plans()
+    run(writes)
+    for module in others:
+        parallelize_module(module, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate(), use_local_output=True))
+
+
+def _changes(model: nn.Module, process: Process, group: Any, sequence_parallel: bool, shared_output: bool) -> list[_Changes]:
+    found: dict[int, _Changes] = {}
+    seen: set[int] = set()
+    for bound in _pipelines(model):
+        if sequence_parallel and any(b.extras is not None and None in b.extras.inputs for b in bound):
+            do = "leave out sequence_parallel, or give them by channels"
+            raise ArgumentError(expected("no extra inputs", of="a model with sequence parallelism", got="some of the caller's", do=do))
+        rewritten = tensor_parallel([b.op for b in bound], process, group, sequence_parallel=sequence_parallel, shared_output=shared_output)
+        for b, made in zip(bound, rewritten, strict=True):
+            if id(b.op) in seen:
+                do = "give each place a module of its own"
+                raise ArgumentError(expected("modules that stand at one place", of="a parallelized model", got=f"{b.op!r} at several", do=do))
+            seen.add(id(b.op))
+            _check_module(b)
+            found.setdefault(id(b.module), _Changes(b.module)).ops[b.op] = made, b
+    return list(found.values())
+
+
+def _check_module(b: BoundOp) -> None:
+    of, do = "a parallelized model", "make the layer anew"
+    if b.module.remakes_op:
+        wanted, got = "modules of fusible.pytorch", f"the operation {type(b.module).__name__}"
+        raise NotServedError(expected(wanted, of=of, got=got, do="give operations their tensor_parallel_mode when they are made"))
+    for name in b.parameters:
+        parameter = b.module._parameters.get(name)
+        if parameter is None or isinstance(parameter, DTensor):
+            got = f"{name} of {type(b.module).__name__}, which is {'a DTensor' if parameter is not None else 'computed'}"
+            raise ArgumentError(expected("parameters that are held as they are", of=of, got=got, do=do))
+        if isinstance(parameter, QuantizedTensor):
+            got = f"{name} of {type(b.module).__name__} in 8 bits"
+            raise NotServedError(expected("parameters in high precision", of=of, got=got, do="quantize them after parallelize"))
+        if name in getattr(b.module, "accumulating_parameters", ()):
+            got = f"{type(b.module).__name__}(accumulate_into_main_grad=True)"
+            raise NotServedError(expected("gradients in .grad", of=of, got=got, do="leave it out"))
+
+
+def _pipelines(model: nn.Module) -> Iterator[tuple[BoundOp, ...]]:
+    """The lists of ops that the model runs as pipelines."""
+    covered: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, BaseModule):
+            continue
+        for bound in module._pipelines():
+            if not all(id(b.op) in covered for b in bound):
+                covered.update(id(b.op) for b in bound)
+                yield bound
+
+
+def _group_of(mesh: DeviceMesh) -> Any:
+    """The processes that compute one step of one model together, by whose largest magnitudes tensors are scaled; None for this one alone."""
+    names = [name for name in mesh.mesh_dim_names or () if name != "pp" and size_of(mesh, name) > 1]
+    if not names:
+        return None
+    return (mesh[tuple(names)]._flatten() if len(names) > 1 else mesh[names[0]]).get_group()
+
+
+def _writes(change: _Changes, mesh: DeviceMesh, process: Process, group: Any) -> list[Write]:
+    """What is assigned to lay a module out: nothing is changed yet, but the processes exchange values."""
+    module = change.module
+    parameters, shares, ops = dict(module._parameters), dict(module.shares), {}
+    for op, (made, bound) in change.ops.items():
+        local: dict[str, Any] = {}
+        for name, held in zip(op.arg_names, bound.parameters, strict=True):
+            parts = _parts(held, made.holdings[name], process)
+            whole = parameters.pop(held)
+            new = {part.name: _laid_out(whole, part, mesh) for part in parts}
+            parameters |= new
+            shares[held] = _share(parts, new, made.holdings[name], process, group)
+            local[name] = make_nvte_tensor(_shape_of(shares[held], new))
+        ops[op] = made.op.with_(**local) if local else made.op
+    attributes = {**module.exchanged(ops), "_parameters": parameters, "shares": shares}
+    return [partial(vars(module).update, attributes)]
+
+
+def _parts(name: str, holding: Holding, process: Process) -> list[_Part]:
+    if holding.dim is None:
+        return [_Part(name, None, Replicate())]
+    if len(holding.parts) == 1 and holding.parts[0].shared(process.size):
+        return [_Part(name, None, Shard(holding.dim))]
+    found: list[_Part] = []
+    at = 0
+    for part in holding.parts:
+        placement = Shard(0) if part.shared(process.size) else Replicate()
+        found.append(_Part(f"{part.name}_{name}", (at, at + part.width), placement))
+        at += part.width
+    return found
+
+
+def _laid_out(whole: Any, part: _Part, mesh: DeviceMesh) -> nn.Parameter:
+    values = whole.detach() if part.lines is None else whole.detach()[slice(*part.lines)].clone()
+    made = nn.Parameter(distribute_tensor(values, mesh, [part.placement]), requires_grad=whole.requires_grad)
+    vars(made).update(vars(whole))
+    return made
+
+
+def _share(parts: Sequence[_Part], new: Mapping[str, nn.Parameter], holding: Holding, process: Process, group: Any) -> Share:
+    lines: list[tuple[int, int] | None] = []
+    summed: list[bool] = []
+    for place, part in enumerate(parts):
+        repeated = holding.dim is not None and isinstance(part.placement, Replicate)
+        taken = holding.parts[place].of(process) if repeated else None
+        lines.append(None if taken is None else (taken.start, taken.stop))
+        summed.append(repeated if holding.dim is not None else holding.partial)
+    return Share(tuple(part.name for part in parts), tuple(lines), tuple(summed), group)
+
+
+def _shape_of(share: Share, new: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor of the shape and dtype that the op takes, without memory."""
+    local = [new[name].to_local() for name in share.names]
+    first = sum(each.shape[0] if taken is None else taken[1] - taken[0] for each, taken in zip(local, share.lines, strict=True))
+    return torch.empty((first, *local[0].shape[1:]), dtype=local[0].dtype, device="meta")

@@ -1,0 +1,58 @@
+"""From the shares of all processes to whole tensors, by the names that the model has in one process; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import distribute_tensor
+
+from fusible.pytorch.modules.base import BaseModule
+
+__all__ = ["gather_tensors", "shard_tensors"]
+
+
+def gather_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Whole tensors by the names of the model in one process, of ``tensors`` by the names of its parameters as it is laid out: the parameters
+    themselves, gradients, or moments of an optimizer. What is no ``DTensor`` is taken as it is; of numbers, the first part's. Every process of the
+    model calls it, for they exchange what they have; each gets all."""
+    left = {name: _whole(tensor) for name, tensor in tensors.items()}
+    for whole, parts in _divisions(model).items():
+        if parts[0] in left:
+            values = [left.pop(part) for part in parts]
+            left[whole] = torch.cat(values) if values[0].ndim else values[0]
+    return left
+
+
+def shard_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of ``gather_tensors``, for a model that may be laid out otherwise: by the names of its parameters what this process has of
+    ``tensors``, laid out as they are. Tensors of no parameter, and numbers of one, are taken as they are. Nothing is sent."""
+    own, left = dict(model.named_parameters()), dict(tensors)
+    for whole, parts in _divisions(model).items():
+        if whole in left:
+            value, sizes = left.pop(whole), [own[part].shape[0] for part in parts]
+            left.update(zip(parts, value.split(sizes) if value.ndim else [value.clone() for _ in parts], strict=True))
+    return {name: _like(own.get(name), tensor) for name, tensor in left.items()}
+
+
+def _divisions(model: nn.Module) -> dict[str, list[str]]:
+    """By the name of a parameter that is held in parts, the names of these, in order."""
+    found: dict[str, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, share in module.shares.items() if isinstance(module, BaseModule) else ():
+            if share.names != (name,):
+                begin = f"{prefix}." if prefix else ""
+                found[f"{begin}{name}"] = [f"{begin}{part}" for part in share.names]
+    return found
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
+
+
+def _like(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
+    if not hasattr(parameter, "placements") or not tensor.ndim:
+        return tensor
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -1,0 +1,196 @@
+"""What is done in each process of a group by a model that its processes share: for ``test_layouts``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import layout_models as models
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import fusible
+from fusible.compute_pipeline import messages_of
+from fusible.distributed import parallelize
+from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError
+from fusible.pytorch import ops as te_ops
+from fusible.pytorch.engine.autocast import current_autocast
+from fusible.pytorch.engine.shares import gradient_sums
+from fusible.tex.backends.torch_backend import collectives
+
+Result = dict[str, Any]
+
+
+@cache
+def mesh_of(*dimensions: tuple[str, int]) -> DeviceMesh:
+    return init_device_mesh("cpu", tuple(size for _, size in dimensions), mesh_dim_names=tuple(name for name, _ in dimensions))
+
+
+def along_tp() -> DeviceMesh:
+    return mesh_of(("tp", dist.get_world_size()))
+
+
+def _told(trained: models.Trained) -> Result:
+    return {"losses": torch.tensor(trained.losses), "gradients": trained.gradients, "parameters": trained.parameters}
+
+
+def trained(kind: str, recipe: str, sequence: bool, steps: int, rank: int) -> Result:
+    gpt = parallelize(models.model(kind), along_tp(), sequence_parallel=sequence)
+    assert all(isinstance(p, DTensor) for p in gpt.parameters())
+    return _told(models.train(gpt, models.RECIPES[recipe], steps))
+
+
+def trained_on_shared_logits(kind: str, sequence: bool, steps: int, rank: int) -> Result:
+    mesh = along_tp()
+    gpt = parallelize(models.model(kind), mesh, sequence_parallel=sequence, shared_output=True)
+    loss = fusible.CrossEntropyLoss(label_smoothing=0.1, z_loss=1e-3, group=mesh.get_group())
+    with torch.no_grad():
+        assert gpt(next(models.batches(1))[0]).shape[-1] == models.VOCABULARY // mesh.size()
+    return _told(models.train(gpt, None, steps, loss))
+
+
+def trained_fully_sharded(recipe: str, sequence: bool, by_block: bool, steps: int, rank: int) -> Result:
+    """Along ``tp`` by ``parallelize`` and along ``dp_shard`` by ``fully_shard``, of the model or of each of its blocks too."""
+    mesh = mesh_of(("dp_shard", 2), ("tp", dist.get_world_size() // 2))
+    gpt = parallelize(models.model("mha"), mesh, sequence_parallel=sequence)
+    for block in list(gpt.body)[: 2 * models.LAYERS] if by_block else ():
+        fully_shard(block, mesh=mesh["dp_shard"])
+    fully_shard(gpt, mesh=mesh["dp_shard"])
+    result = models.train(gpt, models.RECIPES[recipe], steps, part=(mesh["dp_shard"].get_local_rank(), 2))
+    losses = torch.tensor(result.losses)
+    dist.all_reduce(losses)
+    result.losses = (losses / dist.get_world_size()).tolist()
+    return _told(result)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[tuple[str, int]]]:
+    """The collectives that are called, each with the bytes of what is whole."""
+    found: Counter[tuple[str, int]] = Counter()
+
+    def counting(function: Callable[..., Any], name: str, place: int) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            found[name, args[place].nbytes] += 1
+            return function(*args, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_all_gather", counting(collectives._all_gather, "all_gather", 0))
+        patch.setattr(collectives, "_reduce_scatter", counting(collectives._reduce_scatter, "reduce_scatter", 1))
+        patch.setattr(dist, "all_reduce", counting(dist.all_reduce, "all_reduce", 0))
+        yield found
+
+
+def messages(kind: str, recipe: str, sequence: bool, dtype: torch.dtype, rank: int) -> Result:
+    """What the first step of the blocks sends is what is derived of it, message by message: the bytes of all messages, by collective."""
+    gpt = parallelize(models.model(kind), along_tp(), sequence_parallel=sequence)
+    x = torch.randn(models.BATCH, models.TOKENS, models.HIDDEN, dtype=dtype, requires_grad=True)
+    with fusible.autocast(enabled=models.RECIPES[recipe] is not None, recipe=models.RECIPES[recipe]):
+        with counted() as sent:
+            y = gpt.body(x)
+            y.backward(torch.ones_like(y))
+        runner = gpt.body.pipeline(0)
+        plan = runner.plan(x.view(-1, models.HIDDEN), runner.parameters(), current_autocast(), True)
+        text = gpt.body.explain(x)
+    rows = models.BATCH * models.TOKENS
+    derived = Counter((s.message.collective, s.message.nbytes) for of in ("forward", "backward") for s in messages_of(plan, of, rows))  # type: ignore[arg-type]
+    derived.update(("all_reduce", nbytes) for _, nbytes in gradient_sums(runner._shares, [True] * len(plan.arg_slots)))
+    assert sent == derived, (sent - derived, derived - sent)
+    assert all(f"{nbytes:,} bytes" in text and collective in text for collective, nbytes in sent)
+    return {
+        name: sum(nbytes * times for (of, nbytes), times in sent.items() if of == name) for name in ("all_gather", "reduce_scatter", "all_reduce")
+    }
+
+
+def generates(kind: str, rank: int) -> Result:
+    """Tokens one by one, from a cache that holds the heads of this process."""
+    gpt, text = parallelize(models.model(kind), along_tp()), next(models.batches(1))[0][:1, :6]
+    cache_, logits = fusible.KVCache(1, models.TOKENS, dtype=torch.float32), []
+    with torch.no_grad():
+        for place in range(text.shape[1]):
+            one = torch.ones(1, dtype=torch.int32)
+            logits.append(gpt.body(gpt.embedding(text[0, place : place + 1]), one, cache_))
+            cache_.advance(one)
+        whole = gpt(text)[0]
+    return {"one by one": torch.cat(logits), "whole": whole}
+
+
+def scales_stay(rank: int) -> None:
+    """A model that has run under delayed scaling goes on with its scales when it is laid out."""
+    gpt, recipe = models.model("mha"), fusible.DelayedScaling()
+    models.train(gpt, recipe, 2)
+    before = gpt.body.pipeline(0).scaling.current
+    parallelize(gpt, along_tp(), sequence_parallel=True)
+    after = gpt.body.pipeline(0).scaling.current
+    assert before is not None and after is not None
+    shift = 1  # of the positions: the first op scatters the rows
+    for then, now in ((before.forward, after.forward), (before.backward, after.backward)):
+        assert [f"{int(slot.split('.')[0]) + shift}.{slot.split('.')[1]}" for slot in then.slots] == list(now.slots)
+        assert torch.equal(then.scale, now.scale) and torch.equal(then.amax_history, now.amax_history)
+
+
+def _own(made: Callable[[], nn.Module], **options: Any) -> Callable[[], Any]:
+    return lambda: parallelize(made(), along_tp(), **options)
+
+
+def refusals(rank: int) -> None:
+    """One sentence each, in every process, with nothing sent and nothing changed."""
+    h, linear, attention = 8, fusible.Linear, fusible.DotProductAttention
+    world = dist.get_world_size()
+    nameless = init_device_mesh("cpu", (world,))
+    foreign = mesh_of(("model", world))
+    stages = mesh_of(("pp", world))
+    shared = linear(h, h)
+    unlike = fusible.Sequential(linear(h, 3 * (world + 1) * 4), attention(world + 1, 4), linear((world + 1) * 4, h))
+    odd = fusible.Sequential(linear(h, world + 1), fusible.GELU(), linear(world + 1, h))
+    extra = fusible.Sequential(linear(h, h), te_ops.AddExtraInput(), linear(h, h))
+    attends = fusible.Sequential(fusible.LayerNorm(3 * h), attention(2, h // 2), fusible.GELU())
+    cases: list[tuple[Callable[[], Any], type[FusibleError], str]] = [
+        (lambda: parallelize(linear(h, h), None), DTypeError, "the mesh of parallelize: expected a DeviceMesh, got a NoneType"),  # type: ignore[arg-type]
+        (lambda: parallelize(linear(h, h), nameless), ArgumentError, "expected a name for each dimension, got none; name its dimensions"),
+        (lambda: parallelize(linear(h, h), foreign), ArgumentError, "expected known dimensions, got 'model'; .* dp_replicate, dp_shard, cp, ep, tp"),
+        (lambda: parallelize(linear(h, h), stages), ArgumentError, f"got 'pp' of {world}"),
+        (_own(lambda: odd), ShapeError, f"the columns that are shared out: expected a multiple of {world}, the processes .*, got {world + 1}"),
+        (_own(lambda: unlike), ShapeError, f"the query heads that are shared out: expected a multiple of {world}, .*, got {world + 1}"),
+        (_own(lambda: fusible.Sequential(shared, fusible.GELU(), shared)), ArgumentError, "modules that stand at one place, got .* at several"),
+        (_own(lambda: attends, sequence_parallel=True), ArgumentError, "an op that computes each row from that row alone, got DotProductAttention"),
+        (_own(lambda: extra, sequence_parallel=True), ArgumentError, "a model with sequence parallelism: expected no extra inputs"),
+        (_own(lambda: nn.Sequential(nn.Linear(h, h), linear(h, h))), NotServedError, "Fusible's modules and torch.nn.Embedding, got a Linear"),
+        (_own(lambda: linear(h, h, accumulate_into_main_grad=True)), NotServedError, r"got Linear\(accumulate_into_main_grad=True\)"),
+        (_own(lambda: fusible.quantize_parameters(linear(h, h))), NotServedError, "expected parameters in high precision, got weight of Linear in 8"),
+        (
+            _own(lambda: te_ops.Sequential(te_ops.Linear(h, h))),
+            NotServedError,
+            "got the operation BasicLinear; .*tensor_parallel",
+        ),
+        (_own(lambda: parallelize(linear(h, h), along_tp())), ArgumentError, "expected parameters that are held as they are, got weight of Linear"),
+    ]
+    for call, error, message in cases:
+        with counted() as sent, pytest.raises(error, match=message) as caught:
+            call()
+        assert not sent and ": expected " in str(caught.value) and "\n" not in str(caught.value)
+    assert not any(isinstance(p, DTensor) for module in (odd, unlike, attends, extra, shared) for p in module.parameters())
+
+
+def too_few_rows(rank: int) -> None:
+    """Rows that cannot be shared out are refused in every process before any of them has sent something."""
+    gpt = parallelize(models.model("mha"), along_tp(), sequence_parallel=True)
+    x = torch.randn(1, dist.get_world_size() + 1, models.HIDDEN)
+    with counted() as sent, pytest.raises(ShapeError, match="the rows of a sequence-parallel call of .*: expected a multiple of"):
+        gpt.body(x)
+    assert not sent
+
+
+def one_process_is_no_layout(rank: int) -> None:
+    mesh = mesh_of(("dp_replicate", dist.get_world_size()), ("tp", 1))
+    gpt = models.model("mha")
+    assert parallelize(gpt, mesh) is gpt and not any(isinstance(p, DTensor) for p in gpt.parameters())

@@ -1,0 +1,50 @@
+"""Starting a group of processes once for many checks, each of which runs in every process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Job = tuple[str, Callable[..., Any], tuple[Any, ...]]
+"""A name, a function, and its first arguments; the last is the rank."""
+
+
+def run_jobs(folder: Path, jobs: Sequence[Job], size: int = 2) -> list[dict[str, Any]]:
+    """What ``size`` processes say of every job, by its name: a result, or a failure's text."""
+    context = multiprocessing.get_context("spawn")
+    arguments = [(rank, size, str(folder / "meeting"), str(folder / f"rank{rank}"), jobs) for rank in range(size)]
+    processes = [context.Process(target=_worker, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert all(process.exitcode == 0 for process in processes)
+    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(size)]
+
+
+def check(results: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """What each process says of a job. Raises ``AssertionError`` with the text of one that failed."""
+    for rank, found in enumerate(results):
+        assert not isinstance(found[name], str), f"rank {rank}:\n{found[name]}"
+    return [found[name] for found in results]
+
+
+def _worker(rank: int, size: int, meeting: str, out: str, jobs: Sequence[Job]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    results: dict[str, Any] = {}
+    for name, function, arguments in jobs:
+        try:
+            results[name] = function(*arguments, rank)
+        except Exception:
+            results[name] = traceback.format_exc()
+    torch.save(results, out)
+    dist.barrier()
+    dist.destroy_process_group()
