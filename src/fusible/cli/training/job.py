@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,65 +19,90 @@ from fusible.cli.training.layout import Saves, check_free, load_runs
 from fusible.cli.training.memory import PeakMemory, check_memory
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.progress import ProgressView, make_progress
+from fusible.cli.training.ranks import Layout, Ranks, launched
 from fusible.cli.training.report import print_summary, run_report, write_reports
-from fusible.cli.training.text import Text, read_text
+from fusible.cli.training.text import read_text
 from fusible.cli.training.trainer import Trainer
-from fusible.errors import ArgumentError, FileError, expected
+from fusible.errors import ArgumentError, FileError, FusibleError, expected
 from fusible.files import make_folder
 
 __all__ = ["train"]
 
 _OUT = "out/train"
-_INTERRUPTED = 130
+_INTERRUPTED, _REFUSED = 130, 2
 
 
 def train(given: argparse.Namespace) -> int:
-    """The job of ``fusible train``; every option and every checkpoint is checked before anything is written."""
-    options, checkpoints = _begin(given)
-    out = Path(given.out or given.resume or _OUT)
-    goes_on = given.resume is not None and out.resolve() == Path(given.resume).resolve()
-    if not goes_on and not given.overwrite:
-        check_free(out)
-    for recipe in options.recipes:
-        check_memory(options, recipe)
-    text = read_text(options.text, options.seq_len)
-    for checkpoint in checkpoints.values():
-        Trainer.resumed(checkpoint, options, text)
-    _make_folder(out)
-    saves = Saves(out, options, checkpoints if goes_on else ())
-    console = make_console()
+    """The job of ``fusible train``; every option and every checkpoint is checked before anything is written, or sent to another process."""
+    ranks = launched()
+    try:
+        return _train(given, ranks)
+    except FusibleError as error:
+        if ranks.first or not ranks.met:
+            raise
+        raise type(error)(f"rank {ranks.rank}: {error}") from error
+    finally:
+        ranks.end()
+
+
+def _train(given: argparse.Namespace, ranks: Ranks) -> int:
+    try:
+        options, checkpoints, layout = _begin(given, ranks.world)
+        out = Path(given.out or given.resume or _OUT)
+        goes_on = given.resume is not None and out.resolve() == Path(given.resume).resolve()
+        if not goes_on and not given.overwrite:
+            check_free(out)
+        for recipe in options.recipes:
+            check_memory(options, recipe)
+        text = read_text(options.text, options.seq_len)
+        for checkpoint in checkpoints.values():
+            Trainer.resumed(checkpoint, options, text)
+        _make_folder(out)
+    except FusibleError:
+        if ranks.first:
+            raise
+        return _REFUSED  # each process finds the same, and the first says it
+    ranks.begin(layout)
+    saves = Saves(out, options, checkpoints if goes_on else ()) if ranks.first else None
+    console = make_console(None if ranks.first else StringIO())
     progress = make_progress(console)
     runs: list[dict[str, Any]] = []
     plans: dict[str, str] = {}
     for recipe in options.recipes:
-        trainer = _trainer(options, recipe, text, checkpoints.get(recipe))
+        trainer = Trainer(options, recipe, text, ranks, checkpoints.get(recipe))
         if not runs:
-            _announce(console, trainer)
-        if not _run(trainer, saves, given.save_every, progress):
-            place = f"step {trainer.record.step} of {options.steps} ({recipe})"
-            print(f"Interrupted and saved after {place}: go on with 'fusible train --resume {out}'.", file=sys.stderr)
+            _announce(console, trainer, ranks)
+        if not _run(trainer, saves, given.save_every, progress, ranks):
+            if ranks.first:
+                place = f"step {trainer.record.step} of {options.steps} ({recipe})"
+                print(f"Interrupted and saved after {place}: go on with 'fusible train --resume {out}'.", file=sys.stderr)
             return _INTERRUPTED
         runs.append(run_report(trainer, trainer.held_out_loss()))
         plans[recipe] = trainer.explain()
-    write_reports(out, options, text, runs, plans)
-    print_summary(console, out, text, runs)
+    if ranks.first:
+        write_reports(out, options, text, runs, plans)
+        print_summary(console, out, text, runs)
     return 0
 
 
-def _begin(given: argparse.Namespace) -> tuple[TrainOptions, dict[str, Checkpoint]]:
-    """The options in force, and for a resumed command the checkpoint of each recipe that has one."""
+def _begin(given: argparse.Namespace, world: int) -> tuple[TrainOptions, dict[str, Checkpoint], Layout]:
+    """The options in force, for a resumed command the checkpoint of each recipe that has one, and how ``world`` processes share the work."""
+    layout = Layout.from_command_line(vars(given), world)
     if given.save_every < 0:
         raise ArgumentError(expected("at least 0", of="--save-every", got=given.save_every, do="give a number of steps, or 0 for none"))
     if given.resume is not None and given.overwrite:
         raise ArgumentError(expected("--resume or --overwrite", of="a command", got="both", do="go on with the run, or start anew without --resume"))
     if given.resume is None:
-        return TrainOptions.from_command_line(vars(given)), {}
+        options = TrainOptions.from_command_line(vars(given))
+        layout.check(options)
+        return options, {}, layout
     saved, checkpoints = load_runs(Path(given.resume))
     options = saved.continued(vars(given))
     done = max(checkpoint.record.step for checkpoint in checkpoints.values())
     if options.steps < done:
         raise ArgumentError(expected(f"at least the {done} steps that are done", of="--steps", got=options.steps, do="give a larger number"))
-    return options, checkpoints
+    layout.check(options)
+    return options, checkpoints, layout
 
 
 def _make_folder(out: Path) -> None:
@@ -90,31 +116,33 @@ def _make_folder(out: Path) -> None:
         raise ArgumentError(expected("a folder that can be written", of="--out", got=str(out), do="name another"))
 
 
-def _trainer(options: TrainOptions, recipe: str, text: Text, checkpoint: Checkpoint | None) -> Trainer:
-    return Trainer(options, recipe, text) if checkpoint is None else Trainer.resumed(checkpoint, options, text)
-
-
-def _run(trainer: Trainer, saves: Saves, save_every: int, progress: ProgressView) -> bool:
-    """Train up to ``options.steps`` and save; false where Ctrl-C cut it short."""
+def _run(trainer: Trainer, saves: Saves | None, save_every: int, progress: ProgressView, ranks: Ranks) -> bool:
+    """Train up to ``options.steps`` and save; false where Ctrl-C, in any process, cut it short. ``saves``: None in all but the first process."""
     record, options = trainer.record, trainer.options
     progress.begin(trainer.recipe, record.step, options.steps, options.batch * options.seq_len)
     try:
         with PeakMemory() as memory, Interruption() as interruption:
-            while record.step < options.steps and not interruption.asked:
+            while record.step < options.steps and not ranks.any(interruption.asked):
                 progress.step(trainer.step())
                 record.peak_memory_bytes = max(record.peak_memory_bytes, memory.peak)
                 if save_every and record.step % save_every == 0 and record.step < options.steps:
-                    saves.save(trainer.checkpoint())
+                    _save(trainer, saves)
     finally:
         progress.end()
-    saves.save(trainer.checkpoint())
+    record.peak_memory_bytes = ranks.largest(record.peak_memory_bytes)
+    _save(trainer, saves)
     return record.step == options.steps
 
 
-def _announce(console: Console, trainer: Trainer) -> None:
+def _save(trainer: Trainer, saves: Saves | None) -> None:
+    checkpoint = trainer.checkpoint()
+    if saves is not None:
+        saves.save(checkpoint)
+
+
+def _announce(console: Console, trainer: Trainer, ranks: Ranks) -> None:
     """One line on what is trained, on what, with what."""
     options, text = trainer.options, trainer.text.describe()
-    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    model = f"A byte-level GPT of {parameters:,} parameters ({options.layers} layers, {options.hidden} wide)"
-    work = f"{options.steps} steps of {options.batch} x {options.seq_len} bytes, {options.executor}, {torch.get_num_threads()} threads"
+    model = f"A byte-level GPT of {trainer.parameters:,} parameters ({options.layers} layers, {options.hidden} wide)"
+    work = f"{options.steps} steps of {options.batch} x {options.seq_len} bytes, {options.executor}, {torch.get_num_threads()} threads{ranks.layout}"
     console.print(f"{model} learns {text['source']} ({text['bytes']:,} bytes): {work}.")

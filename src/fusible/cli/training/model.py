@@ -28,7 +28,7 @@ from fusible.pytorch import (
     autocast,
 )
 
-__all__ = ["ByteGPT"]
+__all__ = ["ByteGPT", "cross_entropy"]
 
 _RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
     "bf16": (HighPrecision(), torch.bfloat16),
@@ -73,7 +73,7 @@ class ByteGPT(nn.Module):
 
     def loss(self, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy of the bytes that follow, in nats per byte."""
-        return nn.functional.cross_entropy(self(text).flatten(0, 1), following.flatten())
+        return cross_entropy(self(text), following)
 
     def explain(self, text: torch.Tensor) -> str:
         """The fused passes of a training step on ``text``."""
@@ -87,6 +87,11 @@ class ByteGPT(nn.Module):
 
     def _embed(self, text: torch.Tensor) -> torch.Tensor:
         return self.embedding(text).to(self.activation)
+
+
+def cross_entropy(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy of logits, in nats per byte."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
 def attention_block(hidden: int, heads: int, high_precision: bool = False) -> Residual:

@@ -39,7 +39,7 @@ def run_report(trainer: Trainer, held_out_loss: float) -> dict[str, Any]:
         "seconds": record.seconds,
         "tokens_per_second": record.steps_per_second * options.batch * options.seq_len,
         "peak_memory_bytes": record.peak_memory_bytes,
-        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "parameters": trainer.parameters,
         **record.observation,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
@@ -12,12 +12,15 @@ import torch
 
 from fusible import tex
 from fusible.cli.training.checkpoint import Checkpoint
-from fusible.cli.training.model import ByteGPT
+from fusible.cli.training.model import ByteGPT, cross_entropy
 from fusible.cli.training.observation import summarize_calls
 from fusible.cli.training.options import TrainOptions
+from fusible.cli.training.ranks import ALONE, Ranks
 from fusible.cli.training.record import Record
 from fusible.cli.training.text import Text
+from fusible.distributed import gather_tensors, shard_tensors
 from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.pytorch import CrossEntropyLoss
 
 __all__ = ["Trainer", "learning_rate"]
 
@@ -38,15 +41,29 @@ def learning_rate(step: int, options: TrainOptions) -> float:
 
 
 class Trainer:
-    """A run after ``record.step`` steps. Batches depend on seed and step alone, so the step is the position in the data."""
+    """A run after ``record.step`` steps. Batches depend on seed and step alone, so the step is the position in the data.
 
-    def __init__(self, options: TrainOptions, recipe: str, text: Text) -> None:
-        self.options, self.recipe, self.text = options, recipe, text
+    ``ranks``: the processes that share the work. Each has a trainer, all of whose methods are called in every process alike. ``saved``: the
+    checkpoint that the run goes on from, of whichever processes.
+    """
+
+    def __init__(self, options: TrainOptions, recipe: str, text: Text, ranks: Ranks = ALONE, saved: Checkpoint | None = None) -> None:
+        self.options, self.recipe, self.text, self._ranks = options, recipe, text, ranks
         torch.manual_seed(options.seed)
         self.model = ByteGPT(options, recipe)
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        names = [name for name, _ in self.model.named_parameters()]
+        if saved is not None:
+            self._load_model(saved.model, saved.record.step)
+            _check("the optimizer's state", self._expected_state(saved.record.step), saved.state)
+        self._called = ranks.lay_out(self.model)
+        self._loss = cross_entropy if ranks.vocabulary_group is None else CrossEntropyLoss(group=ranks.vocabulary_group)
         self.optimizer = _optimizer(self.model, options.lr)
         self.record = Record()
         self._observed = False
+        if saved is not None:
+            self._load_state(saved.state, names if saved.record.step else [])
+            self.record = saved.record
 
     def step(self) -> float:
         """Take one optimizer step and return its loss. The first step of a process also records its calls.
@@ -64,13 +81,13 @@ class Trainer:
 
     def _step(self) -> float:
         number = self.record.step
-        inputs, following = self.text.batch(self.options.seed, number, self.options.batch, self.options.seq_len)
+        inputs, following = self._own(*self.text.batch(self.options.seed, number, self.options.batch, self.options.seq_len))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(number, self.options)
         self.model.train()
         self.optimizer.zero_grad()
-        loss = self.model.loss(inputs, following)
-        value = loss.item()
+        loss = self._loss(self._called(inputs), following)
+        (value,) = self._ranks.mean([loss.item()])
         if not math.isfinite(value):
             raise ArgumentError(expected("a finite loss", of=f"step {number + 1} ({self.recipe})", got=value, do="lower --lr"))
         loss.backward()
@@ -78,38 +95,44 @@ class Trainer:
         self.optimizer.step()
         return value
 
+    def _own(self, *windows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """This process's part of each."""
+        part, parts = self._ranks.part
+        return tuple(x.chunk(parts)[part] for x in windows) if parts > 1 else windows
+
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """The mean loss on the held-out windows, in nats per byte, under the recipe."""
+        """The mean loss on the held-out windows, in nats per byte, under the recipe. Every process sees all of them, as often as the others."""
         self.model.eval()
         inputs, following = self.text.evaluation(self.options.seq_len)
         batches = zip(inputs.split(self.options.batch), following.split(self.options.batch), strict=True)
-        return sum(self.model.loss(x, y).item() * len(x) for x, y in batches) / len(inputs)
+        return sum(self._loss(self.model(x), y).item() * len(x) for x, y in batches) / len(inputs)
 
     def explain(self) -> str:
         """The fused passes of a step, as text."""
-        return self.model.explain(self.text.batch(self.options.seed, 0, self.options.batch, self.options.seq_len)[0])
+        return self.model.explain(self._own(self.text.batch(self.options.seed, 0, self.options.batch, self.options.seq_len)[0])[0])
 
     def checkpoint(self) -> Checkpoint:
-        """Everything that is needed to resume the run."""
-        return Checkpoint(self.options, self.recipe, self.text.describe(), self.record, self.model.state_dict(), self._state())
+        """Everything that is needed to resume the run, on whichever processes."""
+        model = gather_tensors(self.model, self.model.state_dict())
+        return Checkpoint(self.options, self.recipe, self.text.describe(), self.record, model, self._state())
 
     @classmethod
-    def resumed(cls, checkpoint: Checkpoint, options: TrainOptions, text: Text) -> Self:
+    def resumed(cls, checkpoint: Checkpoint, options: TrainOptions, text: Text, ranks: Ranks = ALONE) -> Self:
         """The run that ``checkpoint`` saved. Raises ``CheckpointError`` where it does not fit, before it sets the state of torch's generator."""
         _check_text(checkpoint, text)
-        trainer = cls(options, checkpoint.recipe, text)
-        steps = checkpoint.record.step
-        trainer._load_model(checkpoint.model, steps)
-        _check("the optimizer's state", trainer._expected_state(steps), checkpoint.state)
-        moments = {i: {kind: checkpoint.state[f"{name}.{kind}"] for kind in _MOMENTS} for i, name in enumerate(trainer._names()) if steps}
-        trainer.optimizer.load_state_dict({"state": moments, "param_groups": trainer.optimizer.state_dict()["param_groups"]})
-        trainer.record = checkpoint.record
+        return cls(options, checkpoint.recipe, text, ranks, checkpoint)
+
+    def _load_state(self, saved: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+        """Take over the optimizer's moments of the parameters ``names`` of the whole model, and the state of torch's generator."""
+        if names:
+            moments = {kind: shard_tensors(self.model, {name: saved[f"{name}.{kind}"] for name in names}) for kind in _MOMENTS}
+            own = {i: {kind: moments[kind][name] for kind in _MOMENTS} for i, name in enumerate(self._names())}
+            self.optimizer.load_state_dict({"state": own, "param_groups": self.optimizer.state_dict()["param_groups"]})
         try:
-            torch.set_rng_state(checkpoint.state[_GENERATOR])
+            torch.set_rng_state(saved[_GENERATOR])
         except RuntimeError as error:
             raise CheckpointError(expected("a generator's state", of=_GENERATOR, got=f"another ({error})", do="use an intact checkpoint")) from None
-        return trainer
 
     def _load_model(self, saved: Mapping[str, torch.Tensor], steps: int) -> None:
         """Check and load the parameters. The module that owns the scaling state checks that itself."""
@@ -126,7 +149,10 @@ class Trainer:
 
     def _state(self) -> dict[str, torch.Tensor]:
         saved = self.optimizer.state_dict()["state"]
-        state = {f"{name}.{kind}": saved[i][kind] for i, name in enumerate(self._names()) if i in saved for kind in _MOMENTS}
+        state: dict[str, torch.Tensor] = {}
+        for kind in _MOMENTS:
+            moments = gather_tensors(self.model, {name: saved[i][kind] for i, name in enumerate(self._names()) if i in saved})
+            state |= {f"{name}.{kind}": moment for name, moment in moments.items()}
         return {**state, _GENERATOR: torch.get_rng_state()}
 
     def _expected_state(self, steps: int) -> dict[str, torch.Tensor]:
