@@ -32,7 +32,7 @@ __all__ = ["Agreement", "Verdict", "check_backend", "check_record", "crossing_fo
 
 Call = Callable[..., Any]
 
-_OF_A_GROUP = frozenset({"prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"})
+_OF_A_GROUP = frozenset({"prim_all_gather", "prim_all_reduce", "prim_all_to_all", "prim_reduce_scatter", "prim_ring_shift"})
 """Functions that several processes call together. A sample of the table is a call by one process."""
 
 _COPIES = ("rowwise", "columnwise")

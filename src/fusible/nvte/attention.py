@@ -13,7 +13,7 @@ from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.calls.attention import alibi_slopes
 
-__all__ = ["AttentionAux", "EVERYWHERE", "PLAIN_SCORES", "ScoreOptions", "Sequences", "attention", "dattention", "drope", "rope"]
+__all__ = ["AttentionAux", "EVERYWHERE", "PLAIN_SCORES", "ScoreOptions", "Sequences", "attention", "dattention", "drope", "merge_attention", "rope"]
 
 EVERYWHERE = (-1, -1)
 """A window without edges."""
@@ -100,26 +100,29 @@ class AttentionAux:
     rng_state: Tensor | None
 
 
-def rope(x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0) -> Tensor:
+def rope(x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0, part: tuple[int, int] = (0, 1)) -> Tensor:
     """Rotate the heads ``[tokens, heads, width]`` by the angles of their positions, which restart in each sequence (arXiv:2104.09864).
 
-    ``starts``: int32 ``[count]``, the positions of the sequences' first tokens, where they are not 0; then all positions are below ``end``.
+    ``starts``: int32 ``[count]``, the positions of the sequences' first tokens, where they are not 0; then all positions are below ``end``. ``part``:
+    ``(r, n)`` where the tokens are the r-th and the r-th last of ``2 n`` equal parts of sequences that are n times as long.
     """
-    return _rope(tex.fused_rope_forward, x, sequences, base, starts, end)
+    return _rope(tex.fused_rope_forward, x, sequences, base, starts, end, part)
 
 
-def drope(dy: Tensor, sequences: Sequences, base: float) -> Tensor:
+def drope(dy: Tensor, sequences: Sequences, base: float, part: tuple[int, int] = (0, 1)) -> Tensor:
     """The gradient of ``rope``: the rotation back."""
-    return _rope(tex.fused_rope_backward, dy, sequences, base)
+    return _rope(tex.fused_rope_backward, dy, sequences, base, part=part)
 
 
-def _rope(rotate: Any, x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0) -> Tensor:
-    of_angles = max(end, sequences.max_seqlen), x.shape[-1], base
+def _rope(
+    rotate: Any, x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0, part: tuple[int, int] = (0, 1)
+) -> Tensor:
+    of_angles = max(end, sequences.max_seqlen * part[1]), x.shape[-1], base
     angles = current_pass().once(("rope angles", *of_angles), lambda: tex.prim.rope_angles(*of_angles, x.data))  # every layer rotates by the same
     cu_seqlens = None if sequences.uniform else sequences.cu_seqlens.data
     folded = sequences.fold(x)
     first = starts.data if starts is not None else None
-    return sequences.unfold(Tensor(rotate(folded.data, angles, first, sequences.format, False, cu_seqlens, 1, 0), x.type))
+    return sequences.unfold(Tensor(rotate(folded.data, angles, first, sequences.format, False, cu_seqlens, part[1], part[0]), x.type))
 
 
 def attention(
@@ -192,6 +195,13 @@ def dattention(
     dbias = None if bias is None or found[3] is None else Tensor(found[3], bias.type)
     dq, dk, dv = (p.unfold(d, t, at) for d, t, at in zip(found, (q, k, v), (sequences, p.keys, p.keys), strict=False))
     return dq, dk, dv, dbias
+
+
+def merge_attention(o: Tensor, stats: Tensor, o_step: Tensor, stats_step: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    """``(o, stats)`` of attention over two sets of keys, from what each has by itself. ``o [tokens, heads, width]``, of sequences of one length;
+    ``stats``: of ``AttentionAux``."""
+    merged, lse = tex.prim.attention_merge(sequences.fold(o).data, stats.data, sequences.fold(o_step).data, stats_step.data)
+    return sequences.unfold(Tensor(merged, o.type)), Tensor(lse, stats.type)
 
 
 def window_edges(window_size: tuple[int, int], causal: bool) -> list[int]:

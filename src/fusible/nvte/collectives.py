@@ -22,7 +22,18 @@ from fusible.nvte.tensor import Tensor
 from fusible.quantized import Float8TensorStorage
 from fusible.tex.formats import format_of
 
-__all__ = ["all_gather", "all_reduce", "bytes_gathered", "has_own_blocks", "over", "own_rows", "reduce_scatter", "share_amax"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "bytes_gathered",
+    "has_own_blocks",
+    "over",
+    "own_rows",
+    "reduce_scatter",
+    "ring_shift",
+    "share_amax",
+]
 
 Group: TypeAlias = Any
 """Which processes: what ``tex.prim.all_gather`` takes."""
@@ -92,6 +103,16 @@ def _lines(x: Any, count: int) -> Any:
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     """The process's own rows of the sum over the group: ``[tokens, ..] -> [tokens / processes, ..]``; ``x`` is unquantized."""
     return Tensor(tex.prim.reduce_scatter(x.data, group), x.type)
+
+
+def all_to_all(x: Tensor, group: Group) -> Tensor:
+    """Of ``x [processes, ..]``, unquantized, the r-th entry goes to rank r, and what rank r has for this process comes in its place."""
+    return Tensor(tex.prim.all_to_all(x.data, group), x.type)
+
+
+def ring_shift(x: Tensor, group: Group) -> Tensor:
+    """What the process before has of ``x``, unquantized; the next one gets this one's."""
+    return Tensor(tex.prim.ring_shift(x.data, group), x.type)
 
 
 def own_rows(x: Tensor, rank: int, size: int) -> Tensor:

@@ -25,6 +25,7 @@ __all__ = [
     "empty_like",
     "interleave",
     "multi_empty_share_metadata",
+    "permute",
     "reshape",
     "scale",
     "split",
@@ -66,6 +67,11 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     if (isinstance(type_, DType) or type_.per_tensor) and x.columnwise is None:  # bytes of any framework, and one scale
         return Tensor(held.__class__(**{**held.get_metadata(), "data": tex.prim.reshape(held._data, tuple(shape))}), type_)
     return Tensor(held.view(tuple(shape)), type_)
+
+
+def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """``x`` (unquantized) with its dimensions in the order ``dims``."""
+    return Tensor(tex.prim.permute(x.data, tuple(dims)), x.type)
 
 
 def interleave(x: Tensor, size: Count) -> Tensor:

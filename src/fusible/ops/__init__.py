@@ -7,6 +7,7 @@ from fusible.ops.activation import *
 from fusible.ops.add import *
 from fusible.ops.attention import CrossAttention, DotProductAttention
 from fusible.ops.collectives import *
+from fusible.ops.context_parallel import *
 from fusible.ops.dropout import *
 from fusible.ops.elementary import *
 from fusible.ops.extra import *

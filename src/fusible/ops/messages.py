@@ -14,15 +14,17 @@ _AMAX_BYTES = 4
 
 
 class Message(NamedTuple):
-    """One collective. ``what``: the name of the tensor. ``nbytes``: of the whole: of what each process has after an ``all_gather``, before a
-    ``reduce_scatter``, and on both sides of an ``all_reduce``."""
+    """One collective. ``what``: the name of the tensor. ``nbytes``: of what each process has after an ``all_gather``, before a ``reduce_scatter``,
+    and on both sides of any other."""
 
-    collective: Literal["all_gather", "all_reduce", "reduce_scatter"]
+    collective: Literal["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "ring_shift"]
     what: str
     nbytes: int
 
     def sent(self, processes: int) -> float:
         """The bytes that each of the processes sends, by the algorithms that send least: a ring, which reduces and then gathers."""
+        if self.collective == "ring_shift":
+            return self.nbytes
         rounds = 2 if self.collective == "all_reduce" else 1
         return rounds * self.nbytes * (processes - 1) / processes
 

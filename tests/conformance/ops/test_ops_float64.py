@@ -16,6 +16,7 @@ from fusible.compute_pipeline import ComputePipeline, PlanRequest, run_backward,
 from fusible.fusions import epoch
 from fusible.nvte import DType, Sequences, Tensor, make_nvte_tensor
 from fusible.ops import Op
+from fusible.ops.messages import Communicates
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS: tuple[tuple[int, ...], ...] = ((13,), (1,), (0,), (), (5, 1, 0, 9))
@@ -159,7 +160,7 @@ def test_the_table_covers_every_op() -> None:
     elsewhere = {ops.GroupedMMT, ops.CrossAttention}
     classes = {c for name in ops.__all__ if isinstance(c := getattr(ops, name), type) and issubclass(c, Op)} - abstract - elsewhere
     made = {type(op) for record in (*TABLE.values(), *SIDED.values()) for op in record.make(_Anything(), record.width)}
-    of_several_processes = {c for c in classes if issubclass(c, ops.Collective | ops.ParallelMMT)}  # tests/integration/test_parallel_linear.py
+    of_several_processes = {c for c in classes if issubclass(c, Communicates)}  # tests/integration: test_parallel_linear, test_layouts
     assert classes - of_several_processes <= made
 
 

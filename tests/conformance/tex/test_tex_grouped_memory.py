@@ -157,7 +157,7 @@ QUERIES = {
 }
 """Neither take nor give a tensor."""
 
-COLLECTIVES = {"prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"}
+COLLECTIVES = {"prim_all_gather", "prim_all_reduce", "prim_all_to_all", "prim_reduce_scatter", "prim_ring_shift"}
 """Their memory is torch.distributed's; what several processes give is in tests/integration/test_parallel_linear.py."""
 
 

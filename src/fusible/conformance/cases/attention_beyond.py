@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusible.conformance.cases.attention import Given, Problem, given, hidden, largest_of, log_sum_exp, rounding
 from fusible.conformance.cases.dropout import drawn
-from fusible.conformance.table import Output, Sample, record
+from fusible.conformance.table import Output, Sample, random, record
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_QKV_Layout
 
 __all__ = []
@@ -142,3 +142,18 @@ def prim_attention_backward(generator: torch.Generator, dtype: torch.dtype) -> I
         parts.append(Output(3, torch.stack(sums["scores"]).sum(0)[None] if x.bias is not None else None, dtype, length, size))
         more = {"do": problem.join(do), "o": problem.join(o), "stats": problem.statistics([s.double() for s in stats]).float()}
         yield Sample(case.label, {**more, **arguments(case, x)}, tuple(parts))
+
+
+@record("prim_attention_merge")
+def prim_attention_merge(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Of two sets of keys of equal weight, of very unequal ones, of one query and of none."""
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    for shape, spread in (((2, 7, 3, 5), 1.0), ((1, 64, 2, 16), 30.0), ((3, 1, 1, 1), 4.0), ((2, 0, 3, 4), 1.0)):
+        o, o_step = random(generator, shape, dtype), random(generator, shape, dtype)
+        lse, lse_step = (spread * random(generator, (shape[0], shape[2], shape[1], 1), wide) for _ in range(2))
+        both = torch.stack([lse.double(), lse_step.double()])
+        total = both.logsumexp(0)
+        first, second = ((part - total).exp().transpose(1, 2) for part in both)
+        merged = first * o.double() + second * o_step.double()
+        outputs = Output(0, merged, dtype, 8, spread * 8), Output(1, total, wide, 8, spread * 8)
+        yield Sample(f"{list(shape)}", {"o": o, "lse": lse, "o_step": o_step, "lse_step": lse_step}, outputs)

@@ -35,6 +35,15 @@ class PrimFormulas(ArrayKernels, Prim):
     def prim_copy(self, x: Array) -> Any:
         return self._arrays.copy(x)
 
+    def prim_attention_merge(self, o: Array, lse: Array, o_step: Array, lse_step: Array) -> tuple[Any, Any]:
+        xp = self._arrays
+        largest = xp.maximum(lse, lse_step)
+        first, second = xp.exp(lse - largest), xp.exp(lse_step - largest)
+        total = first + second
+        shares = [xp.permute(part / total, (0, 2, 1, 3)) for part in (first, second)]
+        merged = xp.wide(o) * shares[0] + xp.wide(o_step) * shares[1]
+        return xp.cast(merged, o.dtype), largest + xp.log(total)
+
     def prim_transpose(self, x: Array) -> Any:
         if x.ndim != 2:
             raise ShapeError(expected("2 dimensions", of="the matrix of prim.transpose", got=list(x.shape), do="reshape it"))

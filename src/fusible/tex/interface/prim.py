@@ -214,6 +214,26 @@ class Prim:
         """
 
     @function("x")
+    def prim_all_to_all(self, x: Tensor, group: Any = None) -> Any:
+        """Of ``x [processes * n, ..]`` the r-th ``n`` rows go to rank r of ``group``, and what rank r has for this one comes in their place.
+
+        Any dtype, the same shape in every process. Raises ``ShapeError`` where the processes do not divide the first dimension, before any of them
+        has communicated.
+        """
+
+    @function("x")
+    def prim_ring_shift(self, x: Tensor, group: Any = None) -> Any:
+        """What the rank before has: ``x`` goes to the next rank of ``group``, and from the last to the first. Any dtype, the same shape in every
+        process."""
+
+    @function("o", o="real [b s h d]", lse="fp32|fp64 (b h s _)", o_step="=o [b s h d]", lse_step="=lse (b h s _)")
+    def prim_attention_merge(self, o: Tensor, lse: Tensor, o_step: Tensor, lse_step: Tensor) -> tuple[Any, Any]:
+        """``(o, lse)`` of attention over two sets of keys, from what each has by itself: ``lse' = log(exp lse + exp lse_step)``,
+        ``o' = exp(lse - lse') * o + exp(lse_step - lse') * o_step``, in the dtype of ``o``.
+
+        ``o [b, s, h, d]``; ``lse [b, h, s, 1]``, the logsumexp of each query's scores (Liu et al. 2023, arXiv:2310.01889)."""
+
+    @function("x")
     def prim_all_reduce(self, x: Tensor, group: Any = None, reduction: str = "sum") -> Any:
         """``x`` reduced over ``group``, element by element: ``"sum"`` and ``"max"`` in the dtype of ``x``, ``"mean"`` in fp32 with one rounding.
 

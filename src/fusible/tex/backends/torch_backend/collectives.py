@@ -30,12 +30,29 @@ class CollectiveKernels(Prim):
         _all_gather(whole, x.contiguous(), group=group)
         return whole
 
+    def prim_all_to_all(self, x: Tensor, group: Any = None) -> Any:
+        size = _size(group, "prim.all_to_all")
+        _check_parts(x, size, "prim.all_to_all")
+        if size == 1:
+            return x
+        came = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(came, x.contiguous(), group=group)
+        return came
+
+    def prim_ring_shift(self, x: Tensor, group: Any = None) -> Any:
+        size = _size(group, "prim.ring_shift")
+        if size == 1:
+            return x
+        sent, came, rank = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format), dist.get_rank(group)
+        members = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+        ways = (dist.isend, sent, members[(rank + 1) % size]), (dist.irecv, came, members[(rank - 1) % size])
+        for work in dist.batch_isend_irecv([dist.P2POp(*way, group=group) for way in ways]):
+            work.wait()
+        return came
+
     def prim_reduce_scatter(self, x: Tensor, group: Any = None) -> Any:
         size = _size(group, "prim.reduce_scatter")
-        _check_rows(x, "prim.reduce_scatter")
-        if x.shape[0] % size:
-            of, do = "x of prim.reduce_scatter", f"give a multiple of {size}, the processes of the group"
-            raise ShapeError(expected(f"a first dimension that {size} divides", of=of, got=list(x.shape), do=do))
+        _check_parts(x, size, "prim.reduce_scatter")
         if size == 1:
             return x
         part = x.new_empty((x.shape[0] // size, *x.shape[1:]))
@@ -63,6 +80,13 @@ def _size(group: Any, of: str) -> int:
     if size < 1:
         raise ArgumentError(expected("a group that this process belongs to", of=of, got="another", do="call it in the processes of the group alone"))
     return size
+
+
+def _check_parts(x: Tensor, size: int, of: str) -> None:
+    _check_rows(x, of)
+    if x.shape[0] % size:
+        do = f"give a multiple of {size}, the processes of the group"
+        raise ShapeError(expected(f"a first dimension that {size} divides", of=f"x of {of}", got=list(x.shape), do=do))
 
 
 def _check_rows(x: Tensor, of: str) -> None:

@@ -30,7 +30,13 @@ _FUNCTIONS: dict[str, Sequence[str]] = {
         "get_fused_attn_backend",
         "get_grouped_gemm_setup_workspace_size",
     ),
-    "compiles programs of one process, and it takes those of a group": ("prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"),
+    "compiles programs of one process, and it takes those of a group": (
+        "prim_all_gather",
+        "prim_all_reduce",
+        "prim_all_to_all",
+        "prim_reduce_scatter",
+        "prim_ring_shift",
+    ),
     "records values, which have no place in memory, and this reads or gives one": (
         "copy_data_ptrs_to_device",
         "fa_prepare_fwd",
