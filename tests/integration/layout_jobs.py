@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 import fusible
 from fusible.compute_pipeline import messages_of
-from fusible.distributed import parallelize
+from fusible.distributed import local_batch, parallelize
 from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError
 from fusible.pytorch import ops as te_ops
 from fusible.pytorch.engine.autocast import current_autocast
@@ -57,14 +57,20 @@ def trained_on_shared_logits(kind: str, sequence: bool, steps: int, rank: int) -
     return _told(models.train(gpt, None, steps, loss))
 
 
-def trained_fully_sharded(recipe: str, sequence: bool, by_block: bool, steps: int, rank: int) -> Result:
-    """Along ``tp`` by ``parallelize`` and along ``dp_shard`` by ``fully_shard``, of the model or of each of its blocks too."""
-    mesh = mesh_of(("dp_shard", 2), ("tp", dist.get_world_size() // 2))
-    gpt = parallelize(models.model("mha"), mesh, sequence_parallel=sequence)
+Dimensions = tuple[tuple[str, int], ...]
+
+
+def trained_in_parts(dimensions: Dimensions, kind: str, recipe: str, sequence: bool, way: str, by_block: bool, steps: int, rank: int) -> Result:
+    """On a mesh: along ``tp`` and ``cp`` by ``parallelize``, and along all but ``tp`` by ``fully_shard``, of the model or (``by_block``) of each of
+    its blocks too."""
+    mesh = mesh_of(*dimensions)
+    gpt = parallelize(models.model(kind), mesh, sequence_parallel=sequence, context_parallel=way)
+    names = tuple(name for name, _ in dimensions if name != "tp")
+    shards = mesh[names]._flatten() if len(names) > 1 else mesh[names[0]]
     for block in list(gpt.body)[: 2 * models.LAYERS] if by_block else ():
-        fully_shard(block, mesh=mesh["dp_shard"])
-    fully_shard(gpt, mesh=mesh["dp_shard"])
-    result = models.train(gpt, models.RECIPES[recipe], steps, part=(mesh["dp_shard"].get_local_rank(), 2))
+        fully_shard(block, mesh=shards)
+    fully_shard(gpt, mesh=shards)
+    result = models.train(gpt, models.RECIPES[recipe], steps, mesh=mesh)
     losses = torch.tensor(result.losses)
     dist.all_reduce(losses)
     result.losses = (losses / dist.get_world_size()).tolist()
@@ -83,16 +89,38 @@ def counted() -> Iterator[Counter[tuple[str, int]]]:
 
         return call
 
+    passed_on = dist.batch_isend_irecv
+
+    def shifting(ways: Any) -> Any:
+        found.update(("ring_shift", way.tensor.nbytes) for way in ways if way.op is dist.isend)
+        return passed_on(ways)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "_all_gather", counting(collectives._all_gather, "all_gather", 0))
         patch.setattr(collectives, "_reduce_scatter", counting(collectives._reduce_scatter, "reduce_scatter", 1))
         patch.setattr(dist, "all_reduce", counting(dist.all_reduce, "all_reduce", 0))
+        patch.setattr(dist, "all_to_all_single", counting(dist.all_to_all_single, "all_to_all", 0))
+        patch.setattr(dist, "batch_isend_irecv", shifting)
         yield found
 
 
 def messages(kind: str, recipe: str, sequence: bool, dtype: torch.dtype, rank: int) -> Result:
+    """Of a model laid out along ``tp``."""
+    return _messages(parallelize(models.model(kind), along_tp(), sequence_parallel=sequence), recipe, dtype)
+
+
+def messages_of_context(way: str, causal: bool, dtype: torch.dtype, rank: int) -> Result:
+    """Of a model laid out along ``cp``."""
+    gpt = models.model("mha")
+    if not causal:
+        for module in gpt.modules():
+            if isinstance(module, fusible.DotProductAttention):
+                vars(module).update(module.exchanged({b.op: b.op.with_(causal=False) for b in module.bound_ops()}))
+    return _messages(parallelize(gpt, mesh_of(("cp", dist.get_world_size())), context_parallel=way), "fp32", dtype)
+
+
+def _messages(gpt: models.GPT, recipe: str, dtype: torch.dtype) -> Result:
     """What the first step of the blocks sends is what is derived of it, message by message: the bytes of all messages, by collective."""
-    gpt = parallelize(models.model(kind), along_tp(), sequence_parallel=sequence)
     x = torch.randn(models.BATCH, models.TOKENS, models.HIDDEN, dtype=dtype, requires_grad=True)
     with fusible.autocast(enabled=models.RECIPES[recipe] is not None, recipe=models.RECIPES[recipe]):
         with counted() as sent:
@@ -103,7 +131,8 @@ def messages(kind: str, recipe: str, sequence: bool, dtype: torch.dtype, rank: i
         text = gpt.body.explain(x)
     rows = models.BATCH * models.TOKENS
     derived = Counter((s.message.collective, s.message.nbytes) for of in ("forward", "backward") for s in messages_of(plan, of, rows))  # type: ignore[arg-type]
-    derived.update(("all_reduce", nbytes) for _, nbytes in gradient_sums(runner._shares, [True] * len(plan.arg_slots)))
+    shares = runner._shares
+    derived.update(("all_reduce", nbytes) for _, nbytes in (gradient_sums(shares, [True] * len(shares)) if shares is not None else ()))
     assert sent == derived, (sent - derived, derived - sent)
     assert all(f"{nbytes:,} bytes" in text and collective in text for collective, nbytes in sent)
     return {
@@ -149,7 +178,8 @@ def refusals(rank: int) -> None:
     nameless = init_device_mesh("cpu", (world,))
     foreign = mesh_of(("model", world))
     stages = mesh_of(("pp", world))
-    shared = linear(h, h)
+    shared, sequences = linear(h, h), mesh_of(("cp", world))
+    heads = fusible.Sequential(attention(world + 1, 4))
     unlike = fusible.Sequential(linear(h, 3 * (world + 1) * 4), attention(world + 1, 4), linear((world + 1) * 4, h))
     odd = fusible.Sequential(linear(h, world + 1), fusible.GELU(), linear(world + 1, h))
     extra = fusible.Sequential(linear(h, h), te_ops.AddExtraInput(), linear(h, h))
@@ -173,6 +203,16 @@ def refusals(rank: int) -> None:
             "got the operation BasicLinear; .*tensor_parallel",
         ),
         (_own(lambda: parallelize(linear(h, h), along_tp())), ArgumentError, "expected parameters that are held as they are, got weight of Linear"),
+    ]
+    masked = fusible.Sequential(attention(world, 4, mask=True))
+    windowed, dropped = (fusible.Sequential(attention(world, 4, **more)) for more in ({"window_size": (3, 0)}, {"dropout": 0.1}))
+    cases += [
+        (lambda: parallelize(heads, sequences), ShapeError, f"the query heads that are shared out: expected a multiple of {world}"),
+        (lambda: parallelize(masked, sequences), ArgumentError, "context parallelism: expected attention without a mask"),
+        (lambda: parallelize(windowed, sequences, context_parallel="ring"), ArgumentError, "a window in ring attention: .*; .*by all_to_all"),
+        (lambda: parallelize(dropped, sequences, context_parallel="ring"), ArgumentError, "dropout in ring attention"),
+        (lambda: parallelize(heads, sequences, context_parallel="star"), ArgumentError, "expected 'all_to_all' or 'ring', got 'star'"),
+        (lambda: local_batch(sequences, torch.zeros(1, 2 * world + 1)), ShapeError, f"a multiple of {2 * world} for its tokens"),
     ]
     for call, error, message in cases:
         with counted() as sent, pytest.raises(error, match=message) as caught:

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import fusible
 from fusible import GELU, GroupedQuerySelfAttention, LayerNorm, Linear, MultiHeadedSelfAttention, QKNorm, Residual, RMSNorm, Sequential, SwiGLU
+from fusible.distributed import local_batch
 from fusible.quantized import Recipe
 
 HIDDEN, HEADS, VOCABULARY, BATCH, TOKENS, LAYERS = 64, 4, 96, 4, 32, 2
@@ -79,16 +81,16 @@ class Trained:
     parameters: Tensors
 
 
-def train(gpt: GPT, recipe: Recipe | None, steps: int, loss: Any = None, part: tuple[int, int] = (0, 1), order: int = 1) -> Trained:
-    """``loss(logits, following)``: torch's mean cross entropy by default. ``part``: which of how many parts of each batch the process has. ``order``:
-    -1 for the sequences of a batch in reverse, which changes the order of sums alone."""
+def train(gpt: GPT, recipe: Recipe | None, steps: int, loss: Any = None, mesh: DeviceMesh | None = None, order: int = 1) -> Trained:
+    """``loss(logits, following)``: torch's mean cross entropy by default. ``mesh``: of processes that share out each batch. ``order``: -1 for the
+    sequences of a batch in reverse, which changes the order of sums alone."""
     loss = loss or (lambda logits, following: nn.functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten()))
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=1e-3)
     losses: list[float] = []
     gradients: Tensors = {}
     for text, following in batches(steps):
         text, following = (t.flip(0) if order < 0 else t for t in (text, following))
-        text, following = (t.chunk(part[1])[part[0]] for t in (text, following))
+        text, following = (text, following) if mesh is None else local_batch(mesh, text, following)
         optimizer.zero_grad()
         with fusible.autocast(enabled=recipe is not None, recipe=recipe):
             value = loss(gpt(text), following)

@@ -31,14 +31,34 @@ JOBS: list[Job] = [
     *((f"generated {k}", jobs.generates, (k,)) for k in KINDS),
     *((job.__name__, job, ()) for job in EACH),
 ]
-SHARDED = list(product(("fp32", "mxfp8"), (False, True), (False, True)))
+CONTEXT = list(product(("all_to_all", "ring"), (True, False)))
+JOBS += [(f"sent {w} {c}", jobs.messages_of_context, (w, c, torch.bfloat16)) for w, c in CONTEXT]
+
+Layout = tuple[jobs.Dimensions, bool, str, bool]
+"""The mesh; whether rows are shared out along ``tp``, the way along ``cp``, and whether each block is fully sharded by itself."""
+LAYOUTS: dict[int, list[Layout]] = {
+    2: [((("cp", 2),), False, way, False) for way in ("all_to_all", "ring")],
+    4: [
+        *(((("dp_shard", 2), ("tp", 2)), s, "all_to_all", b) for s, b in product((False, True), (False, True))),
+        *(((("cp", 2), ("tp", 2)), True, way, False) for way in ("all_to_all", "ring")),
+        ((("dp_shard", 2), ("cp", 2)), False, "ring", False),
+        ((("cp", 4),), False, "all_to_all", False),
+        ((("cp", 4),), False, "ring", False),
+    ],
+}
+LAID_OUT = [(size, layout, recipe) for size, layouts in LAYOUTS.items() for layout in layouts for recipe in ("fp32", "mxfp8")]
+
+
+def name_of(layout: Layout, recipe: str) -> str:
+    dimensions, sequence, way, by_block = layout
+    return " ".join([*(f"{name}{size}" for name, size in dimensions), way, *(["rows"] * sequence), *(["blocks"] * by_block), recipe])
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size} processes")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What each process says of every job: one start of the processes for all tests."""
     size: int = request.param
-    more = [(f"sharded {r} {s} {b}", jobs.trained_fully_sharded, (r, s, b, FEW)) for r, s, b in SHARDED] if size == 4 else []
+    more = [(name_of(layout, r), jobs.trained_in_parts, (layout[0], "mha", r, *layout[1:], FEW)) for of, layout, r in LAID_OUT if of == size]
     return run_jobs(tmp_path_factory.mktemp("layouts"), [*JOBS, *more], size)
 
 
@@ -126,11 +146,16 @@ def test_in_every_process(results: Results, job: Any) -> None:
     check(results, job.__name__)
 
 
-@pytest.mark.parametrize(("recipe", "sequence", "by_block"), SHARDED)
-def test_fully_sharded_along_another_dimension(results: Results, recipe: str, sequence: bool, by_block: bool) -> None:
-    name = f"sharded {recipe} {sequence} {by_block}"
+@pytest.mark.parametrize(("way", "causal"), CONTEXT)
+def test_what_attention_sends_is_what_is_derived(results: Results, way: str, causal: bool) -> None:
+    check(results, f"sent {way} {causal}")
+
+
+@pytest.mark.parametrize(("size", "layout", "recipe"), [pytest.param(*each, id=f"{each[0]}: {name_of(*each[1:])}") for each in LAID_OUT])
+def test_along_several_dimensions_it_is_one_process(results: Results, size: int, layout: Layout, recipe: str) -> None:
+    name = name_of(layout, recipe)
     if name not in results[0]:
-        return  # two processes have one dimension
+        return  # the mesh has another number of processes
     found = same(results, name)
     if recipe == "fp32":
         near(found, "mha", FEW)

@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 RUN = "--recipe fp32,delayed --layers 2 --hidden 64 --heads 4 --seq-len 64 --batch 8".split()
-STEPS = 6
+STEPS = 7
 LAYOUTS = {
     "columns": (2, ["--tensor-parallel", "2"]),
     "columns and rows": (2, ["--tensor-parallel", "2", "--sequence-parallel"]),
     "data": (2, []),
     "shards": (2, ["--shard-parameters"]),
     "columns x shards": (4, ["--tensor-parallel", "2", "--shard-parameters"]),
+    "tokens": (2, ["--context-parallel", "2", "--context-way", "ring"]),
 }
 
 
@@ -51,7 +52,7 @@ def near(found: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) ->
         assert found[recipe]["held_out_loss"] == pytest.approx(wanted[recipe]["held_out_loss"], rel=relative)
 
 
-@pytest.mark.parametrize("layout", ["columns and rows", "data", "columns x shards"])
+@pytest.mark.parametrize("layout", ["columns and rows", "data", "columns x shards", "tokens"])
 def test_a_layout_has_the_losses_of_one_process(alone: dict[str, dict[str, Any]], layout: str, tmp_path: Path) -> None:
     processes, options = LAYOUTS[layout]
     said = train(tmp_path, processes, [*RUN, *options, "--steps", str(STEPS), "--out", "out"])
@@ -60,7 +61,7 @@ def test_a_layout_has_the_losses_of_one_process(alone: dict[str, dict[str, Any]]
     assert len(lines) == STEPS, "one process alone shows the progress"
     assert "in each of" in said and (tmp_path / "out" / "loss.png").exists()
     plan = (tmp_path / "out" / "pipeline.txt").read_text()
-    assert ("between processes, forward" in plan) == ("columns" in layout)
+    assert ("between processes, forward" in plan) == (layout != "data")
 
 
 def test_a_run_goes_on_in_every_layout(alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:
@@ -83,12 +84,16 @@ def test_a_run_goes_on_in_every_layout(alone: dict[str, dict[str, Any]], tmp_pat
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--tensor-parallel", "3"], "the number of processes: expected the 2 that were started, got --tensor-parallel 3 times --data-parallel 1"),
+        (
+            ["--tensor-parallel", "3"],
+            "the number of processes: expected the 2 that were started, got --tensor-parallel 3 x --context-parallel 1 x --data-parallel 1, 3 in all",
+        ),
         (["--tensor-parallel", "2", "--heads", "1"], "--heads: expected a multiple of 2, the processes that share it, got 1"),
         (["--batch", "7"], "--batch: expected a multiple of 2, the processes that share it, got 7"),
         (["--sequence-parallel"], "--sequence-parallel: expected --tensor-parallel of 2 at least, got 1"),
         (["--tensor-parallel", "2", "--shard-parameters"], "--shard-parameters: expected --data-parallel of 2 at least, got 1"),
-        (["--tensor-parallel", "2", "--executor", "xla"], "--executor with --tensor-parallel: expected eager, got xla"),
+        (["--tensor-parallel", "2", "--executor", "xla"], "--executor with --tensor-parallel or --context-parallel: expected eager, got xla"),
+        (["--context-parallel", "2", "--seq-len", "66"], "--seq-len: expected a multiple of 4, the processes that share it, got 66"),
         (["--tensor-parallel", "0"], "--tensor-parallel: expected at least 1, got 0"),
     ],
 )

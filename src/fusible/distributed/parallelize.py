@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-from fusible.compute_pipeline import Holding, Rewritten, tensor_parallel
+from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, Rewritten, tensor_parallel
+from fusible.compute_pipeline import context_parallel as sequences_shared
 from fusible.distributed.mesh import check_mesh, size_of
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
@@ -29,7 +30,7 @@ __all__ = ["parallelize"]
 
 M = TypeVar("M", bound=nn.Module)
 
-_SERVED = ("dp_replicate", "dp_shard", "tp")
+_SERVED = ("dp_replicate", "dp_shard", "cp", "tp")
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,18 @@ class _Changes:
     ops: dict[Op, tuple[Rewritten, BoundOp]] = field(default_factory=dict)
 
 
-def parallelize(model: M, mesh: DeviceMesh, *, sequence_parallel: bool = False, shared_output: bool = False) -> M:
+def parallelize(
+    model: M, mesh: DeviceMesh, *, sequence_parallel: bool = False, shared_output: bool = False, context_parallel: str = "all_to_all"
+) -> M:
     """Lay ``model`` out on the processes of ``mesh``, and give it back. Every process of the mesh calls it, with the same model.
 
     ``mesh``: a ``DeviceMesh`` whose dimensions have torchtitan's names. Along ``tp`` processes share out the columns of Fusible's products, and heads
     of attention, between one norm or residual and the next (Shoeybi et al. 2019, arXiv:1909.08053); everything else is the same in all of them, and
     embeddings share out their vocabulary. Along ``dp_replicate`` and ``dp_shard`` the model is left as it is: call ``fully_shard`` on it, or wrap it.
+
+    Along ``cp`` each process has its part of every sequence (``local_batch``), and ``context_parallel`` says how attention sees the others':
+    ``"all_to_all"``, by exchanging heads (Jacobs et al. 2023, arXiv:2309.14509), or ``"ring"``, by passing keys and values round (Liu et al. 2023,
+    arXiv:2310.01889). Gradients are means over these processes as they are along ``dp_shard``, and are reduced with it.
 
     ``sequence_parallel``: processes along ``tp`` share out the rows of everything else too, so that what is kept for backward becomes smaller
     (Korthikanti et al. 2022, arXiv:2205.05198). ``shared_output``: where a pipeline ends in a product, y stays shared out by columns: rank r's
@@ -66,8 +73,12 @@ def parallelize(model: M, mesh: DeviceMesh, *, sequence_parallel: bool = False, 
     Raises ``ArgumentError``, ``ShapeError`` or ``DTypeError``, in every process alike and before anything is changed or sent.
     """
     check_mesh(mesh, _SERVED)
+    if size_of(mesh, "cp") > 1:
+        _check_context(model, mesh, context_parallel)
     if size_of(mesh, "tp") > 1:
         _share_columns(model, mesh["tp"], sequence_parallel, shared_output)
+    if size_of(mesh, "cp") > 1:
+        _share_sequences(model, mesh["cp"], context_parallel)
     group = _group_of(mesh)
     for module in model.modules() if group is not None else ():
         if isinstance(module, BaseModule):
@@ -92,6 +103,29 @@ def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, 
     run(writes)
     for module in others:
         parallelize_module(module, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate(), use_local_output=True))
+
+
+def _check_context(model: nn.Module, mesh: DeviceMesh, way: str) -> None:
+    """Raise for a model whose sequences cannot be shared out, before anything is changed."""
+    if way not in CONTEXT_PARALLEL:
+        wanted = " or ".join(map(repr, CONTEXT_PARALLEL))
+        raise ArgumentError(expected(wanted, of="context_parallel of parallelize", got=repr(way), do="name one of these"))
+    process = Process(0, size_of(mesh, "cp") * size_of(mesh, "tp"))  # those that share out the heads, by columns or by sequences
+    for bound in _pipelines(model):
+        sequences_shared([b.op for b in bound], process, None, way)
+
+
+def _share_sequences(model: nn.Module, mesh: DeviceMesh, way: str) -> None:
+    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group()
+    writes: list[Write] = []
+    for bound in _pipelines(model):
+        for b, op in zip(bound, sequences_shared([b.op for b in bound], process, group, way), strict=True):
+            if op is not b.op:
+                writes.append(partial(vars(b.module).update, b.module.exchanged({b.op: op})))
+    for module in model.modules():
+        if isinstance(module, BaseModule):
+            module.forget_plans()
+    run(writes)
 
 
 def _changes(model: nn.Module, process: Process, group: Any, sequence_parallel: bool, shared_output: bool) -> list[_Changes]:

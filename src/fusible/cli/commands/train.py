@@ -53,6 +53,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     many = parser.add_argument_group("processes, as torchrun --nproc-per-node N -m fusible train starts them")
     many.add_argument("--tensor-parallel", metavar="N", type=int, default=1, help="processes that share out columns and heads (default: 1)")
     many.add_argument("--sequence-parallel", action="store_true", help="these share out the rows of norms and residuals too")
+    many.add_argument("--context-parallel", metavar="N", type=int, default=1, help="processes that share out the bytes of a window (default: 1)")
+    many.add_argument(
+        "--context-way", choices=("all_to_all", "ring"), default="all_to_all", help="these exchange heads, or pass keys and values round"
+    )
     many.add_argument("--data-parallel", metavar="N", type=int, default=argparse.SUPPRESS, help="parts of each batch (default: what is left)")
     many.add_argument("--shard-parameters", action="store_true", help="these share out parameters, gradients and moments (FSDP)")
     parser.add_argument("--out", metavar="DIR", default=None, help="where to write (default: out/train, or the resumed folder)")

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from fusible.cli.training.options import BYTES, TrainOptions
-from fusible.distributed import parallelize
+from fusible.distributed import local_batch, parallelize
 from fusible.errors import ArgumentError, expected
 
 __all__ = ["ALONE", "Layout", "Ranks", "launched"]
@@ -25,54 +25,60 @@ _TIMEOUT = timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class Layout:
-    """How many processes share what. ``tensor``: columns; with ``sequence`` rows too. ``data``: each has its part of every batch; with ``shard`` they
-    share out parameters, gradients and moments as well."""
+    """How many processes share what. ``tensor``: columns; with ``sequence`` rows too. ``context``: parts of every window, which attention sees in the
+    ``way``. ``data``: each has its part of every batch; with ``shard`` they share out parameters, gradients and moments as well."""
 
     tensor: int = 1
+    context: int = 1
     data: int = 1
+    way: str = "all_to_all"
     sequence: bool = False
     shard: bool = False
 
     @classmethod
     def from_command_line(cls, given: Mapping[str, Any], world: int) -> Layout:
         """The layout ``given`` for ``world`` processes; data parallelism takes what is left. Raises ``ArgumentError`` where it does not fit."""
-        tensor = given.get("tensor_parallel", 1)
-        for name, value in (("--tensor-parallel", tensor), ("--data-parallel", given.get("data_parallel", 1))):
+        tensor, context = given.get("tensor_parallel", 1), given.get("context_parallel", 1)
+        data = given.get("data_parallel", max(world // max(tensor * context, 1), 1))
+        for name, value in (("--tensor-parallel", tensor), ("--context-parallel", context), ("--data-parallel", data)):
             if value < 1:
                 raise ArgumentError(expected("at least 1", of=name, got=value, do="give a number of processes"))
-        data = given.get("data_parallel", max(world // tensor, 1))
-        if tensor * data != world:
-            got = f"--tensor-parallel {tensor} times --data-parallel {data}, which is {tensor * data}"
-            do = f"start so many by torchrun --nproc-per-node {tensor * data}, or change one of them"
+        if tensor * context * data != world:
+            got = f"--tensor-parallel {tensor} x --context-parallel {context} x --data-parallel {data}, {tensor * context * data} in all"
+            do = f"start so many by torchrun --nproc-per-node {tensor * context * data}, or change one of them"
             raise ArgumentError(expected(f"the {world} that were started", of="the number of processes", got=got, do=do))
-        layout = cls(tensor, data, bool(given.get("sequence_parallel")), bool(given.get("shard_parameters")))
-        for flag, on, count, along in (
-            ("--sequence-parallel", layout.sequence, tensor, "tensor"),
-            ("--shard-parameters", layout.shard, data, "data"),
-        ):
+        layout = cls(
+            tensor, context, data, given.get("context_way", cls.way), bool(given.get("sequence_parallel")), bool(given.get("shard_parameters"))
+        )
+        needs = ("--sequence-parallel", layout.sequence, tensor, "tensor"), ("--shard-parameters", layout.shard, data, "data")
+        for flag, on, count, along in needs:
             if on and count == 1:
                 raise ArgumentError(expected(f"--{along}-parallel of 2 at least", of=flag, got="1", do="give more processes, or leave it out"))
         return layout
 
     def __str__(self) -> str:
-        if self.tensor * self.data == 1:
-            return ""
-        rows, shards = " and rows" if self.sequence else "", ", which share out the parameters" if self.shard else ""
-        return f" in each of {self.tensor} (columns{rows}) x {self.data} (data{shards}) processes"
+        shared = [("columns and rows" if self.sequence else "columns", self.tensor), (f"tokens, {self.way}", self.context)]
+        shared += [("data and parameters" if self.shard else "data", self.data)]
+        found = [f"{count} ({what})" for what, count in shared if count > 1]
+        return f" in each of {' x '.join(found)} processes" if found else ""
 
     def check(self, options: TrainOptions) -> None:
         """Raise ``ArgumentError`` for a run that cannot be shared out so."""
         shares = [("--batch", options.batch, self.data), ("--heads", options.heads, self.tensor), ("--hidden", options.hidden, self.tensor)]
         shares += [("the vocabulary", BYTES, self.tensor)]
+        if self.context > 1:
+            shares.append(("--seq-len", options.seq_len, 2 * self.context))
+        if self.context > 1 and self.way == "all_to_all":
+            shares.append(("--heads", options.heads, self.tensor * self.context))
         if self.sequence:
-            shares.append(("--batch times --seq-len of a process", options.batch // self.data * options.seq_len, self.tensor))
+            shares.append(("--batch times --seq-len of a process", options.batch // self.data * options.seq_len // self.context, self.tensor))
         for of, size, count in shares:
             if size % count:
                 wanted = f"a multiple of {count}, the processes that share it"
                 raise ArgumentError(expected(wanted, of=of, got=size, do="give another size or number of processes"))
-        if self.tensor > 1 and options.executor != "eager":
+        if self.tensor * self.context > 1 and options.executor != "eager":
             do = "leave --executor out: a compiled program is that of one process"
-            raise ArgumentError(expected("eager", of="--executor with --tensor-parallel", got=options.executor, do=do))
+            raise ArgumentError(expected("eager", of="--executor with --tensor-parallel or --context-parallel", got=options.executor, do=do))
 
 
 class Ranks:
@@ -98,7 +104,8 @@ class Ranks:
         self.layout = layout
         if self.world > 1:
             dist.init_process_group("gloo", timeout=_TIMEOUT)
-            sizes = {"dp_replicate": 1 if layout.shard else layout.data, "dp_shard": layout.data if layout.shard else 1, "tp": layout.tensor}
+            copies, shards = (1, layout.data) if layout.shard else (layout.data, 1)
+            sizes = {"dp_replicate": copies, "dp_shard": shards, "cp": layout.context, "tp": layout.tensor}
             self._mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def end(self) -> None:
@@ -106,10 +113,13 @@ class Ranks:
         if self.met:
             dist.destroy_process_group()
 
-    @property
-    def part(self) -> tuple[int, int]:
-        """Which part of each batch is this process's, and of how many."""
-        return self.rank // self.layout.tensor, self.layout.data
+    def own(self, *windows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """This process's part of windows ``[batch, bytes]``."""
+        return windows if self._mesh is None else local_batch(self._mesh, *windows)
+
+    def own_bytes(self, *windows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The same of windows that every process sees, but for the parts of each that it shares out."""
+        return windows if self._mesh is None else local_batch(self._mesh["cp"], *windows)
 
     @property
     def vocabulary_group(self) -> Any:
@@ -121,13 +131,16 @@ class Ranks:
         mesh, layout = self._mesh, self.layout
         if mesh is None:
             return model
-        parallelize(model, mesh, sequence_parallel=layout.sequence, shared_output=True)
-        if layout.data == 1:
+        parallelize(model, mesh, sequence_parallel=layout.sequence, shared_output=True, context_parallel=layout.way)
+        if layout.data * layout.context == 1:
             return model
-        if layout.shard or layout.tensor > 1:  # DDP takes no DTensors: copies of the model are then shards of one process each
-            fully_shard(model, mesh=mesh["dp_replicate", "dp_shard"])
-            return model
-        return nn.parallel.DistributedDataParallel(model, process_group=mesh["dp_replicate"].get_group())
+        if not layout.shard and layout.tensor == 1:
+            group = mesh["dp_replicate", "cp"]._flatten().get_group()
+            return nn.parallel.DistributedDataParallel(model, process_group=group)
+        # DDP takes no DTensors: copies of the model are then shards of one process each.
+        mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
+        fully_shard(model, mesh=mesh["dp_replicate", "dp_shard_cp"])
+        return model
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """The means over all processes."""

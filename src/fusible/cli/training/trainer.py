@@ -81,7 +81,7 @@ class Trainer:
 
     def _step(self) -> float:
         number = self.record.step
-        inputs, following = self._own(*self.text.batch(self.options.seed, number, self.options.batch, self.options.seq_len))
+        inputs, following = self._ranks.own(*self.text.batch(self.options.seed, number, self.options.batch, self.options.seq_len))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(number, self.options)
         self.model.train()
@@ -95,22 +95,18 @@ class Trainer:
         self.optimizer.step()
         return value
 
-    def _own(self, *windows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """This process's part of each."""
-        part, parts = self._ranks.part
-        return tuple(x.chunk(parts)[part] for x in windows) if parts > 1 else windows
-
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """The mean loss on the held-out windows, in nats per byte, under the recipe. Every process sees all of them, as often as the others."""
+        """The mean loss on the held-out windows, in nats per byte, under the recipe. Every process sees all of them, or its parts of each."""
         self.model.eval()
-        inputs, following = self.text.evaluation(self.options.seq_len)
+        inputs, following = self._ranks.own_bytes(*self.text.evaluation(self.options.seq_len))
         batches = zip(inputs.split(self.options.batch), following.split(self.options.batch), strict=True)
-        return sum(self._loss(self.model(x), y).item() * len(x) for x, y in batches) / len(inputs)
+        (loss,) = self._ranks.mean([sum(self._loss(self.model(x), y).item() * len(x) for x, y in batches) / len(inputs)])
+        return loss
 
     def explain(self) -> str:
         """The fused passes of a step, as text."""
-        return self.model.explain(self._own(self.text.batch(self.options.seed, 0, self.options.batch, self.options.seq_len)[0])[0])
+        return self.model.explain(*self._ranks.own(self.text.batch(self.options.seed, 0, self.options.batch, self.options.seq_len)[0]))
 
     def checkpoint(self) -> Checkpoint:
         """Everything that is needed to resume the run, on whichever processes."""
