@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
 import fusible
 from fusible.compute_pipeline import messages_of
-from fusible.distributed import local_batch, parallelize
+from fusible.distributed import gather_tensors, local_batch, parallelize, split_stages
 from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError
 from fusible.pytorch import ops as te_ops
 from fusible.pytorch.engine.autocast import current_autocast
@@ -75,6 +76,34 @@ def trained_in_parts(dimensions: Dimensions, kind: str, recipe: str, sequence: b
     dist.all_reduce(losses)
     result.losses = (losses / dist.get_world_size()).tolist()
     return _told(result)
+
+
+class Stage(nn.Module):
+    """A stage of the GPT, with the embedding where it is the first."""
+
+    def __init__(self, embedding: nn.Module | None, body: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.body = embedding, body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x if self.embedding is None else self.embedding(x))  # type: ignore[no-any-return]
+
+
+def staged(dimensions: Dimensions, cuts: Any, recipe: str, rank: int) -> Result:
+    """A step of PyTorch's own pipeline of processes, of as many micro-batches as sequences: what of the gradients is this process's, by name."""
+    mesh, gpt = mesh_of(*dimensions), models.model("mha")
+    along = mesh["pp"]
+    place, count = along.get_local_rank(), along.size()
+    stages = split_stages(gpt.body, cuts)
+    part = parallelize(Stage(gpt.embedding if place == 0 else None, stages[place]), mesh)
+    stage = PipelineStage(part, place, count, torch.device("cpu"), group=along.get_group())
+    schedule = Schedule1F1B(stage, models.BATCH, loss_fn=lambda y, target: nn.functional.cross_entropy(y.flatten(0, 1), target.flatten()))
+    text, following = next(models.batches(1))
+    losses: list[torch.Tensor] = []
+    with fusible.autocast(enabled=models.RECIPES[recipe] is not None, recipe=models.RECIPES[recipe]):
+        schedule.step(*([text] if place == 0 else []), **({"target": following, "losses": losses} if place == count - 1 else {}))
+    gradients = gather_tensors(part, {name: p.grad for name, p in part.named_parameters() if p.grad is not None})
+    return {"losses": torch.stack(losses).detach() if losses else torch.empty(0), "gradients": gradients}
 
 
 @contextmanager
@@ -177,7 +206,7 @@ def refusals(rank: int) -> None:
     world = dist.get_world_size()
     nameless = init_device_mesh("cpu", (world,))
     foreign = mesh_of(("model", world))
-    stages = mesh_of(("pp", world))
+    experts = mesh_of(("ep", world))
     shared, sequences = linear(h, h), mesh_of(("cp", world))
     heads = fusible.Sequential(attention(world + 1, 4))
     unlike = fusible.Sequential(linear(h, 3 * (world + 1) * 4), attention(world + 1, 4), linear((world + 1) * 4, h))
@@ -188,7 +217,7 @@ def refusals(rank: int) -> None:
         (lambda: parallelize(linear(h, h), None), DTypeError, "the mesh of parallelize: expected a DeviceMesh, got a NoneType"),  # type: ignore[arg-type]
         (lambda: parallelize(linear(h, h), nameless), ArgumentError, "expected a name for each dimension, got none; name its dimensions"),
         (lambda: parallelize(linear(h, h), foreign), ArgumentError, "expected known dimensions, got 'model'; .* dp_replicate, dp_shard, cp, ep, tp"),
-        (lambda: parallelize(linear(h, h), stages), ArgumentError, f"got 'pp' of {world}"),
+        (lambda: parallelize(linear(h, h), experts), ArgumentError, f"got 'ep' of {world}"),
         (_own(lambda: odd), ShapeError, f"the columns that are shared out: expected a multiple of {world}, the processes .*, got {world + 1}"),
         (_own(lambda: unlike), ShapeError, f"the query heads that are shared out: expected a multiple of {world}, .*, got {world + 1}"),
         (_own(lambda: fusible.Sequential(shared, fusible.GELU(), shared)), ArgumentError, "modules that stand at one place, got .* at several"),

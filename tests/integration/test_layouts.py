@@ -49,6 +49,13 @@ LAYOUTS: dict[int, list[Layout]] = {
 LAID_OUT = [(size, layout, recipe) for size, layouts in LAYOUTS.items() for layout in layouts for recipe in ("fp32", "mxfp8")]
 
 
+STAGED: dict[int, list[tuple[jobs.Dimensions, Any]]] = {
+    2: [((("pp", 2),), 2), ((("pp", 2),), [1])],
+    4: [((("pp", 4),), 4), ((("pp", 2), ("tp", 2)), 2)],
+}
+IN_STAGES = [(size, *layout, recipe) for size, layouts in STAGED.items() for layout in layouts for recipe in ("fp32", "mxfp8")]
+
+
 def name_of(layout: Layout, recipe: str) -> str:
     dimensions, sequence, way, by_block = layout
     return " ".join([*(f"{name}{size}" for name, size in dimensions), way, *(["rows"] * sequence), *(["blocks"] * by_block), recipe])
@@ -59,6 +66,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """What each process says of every job: one start of the processes for all tests."""
     size: int = request.param
     more = [(name_of(layout, r), jobs.trained_in_parts, (layout[0], "mha", r, *layout[1:], FEW)) for of, layout, r in LAID_OUT if of == size]
+    more += [(f"{dimensions} {cuts} {r}", jobs.staged, (dimensions, cuts, r)) for of, dimensions, cuts, r in IN_STAGES if of == size]
     return run_jobs(tmp_path_factory.mktemp("layouts"), [*JOBS, *more], size)
 
 
@@ -160,3 +168,26 @@ def test_along_several_dimensions_it_is_one_process(results: Results, size: int,
     if recipe == "fp32":
         near(found, "mha", FEW)
     assert torch.allclose(found["losses"], torch.tensor(alone("mha", recipe, FEW).losses), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize(("size", "dimensions", "cuts", "recipe"), IN_STAGES)
+def test_in_stages_it_is_one_process_that_adds_up_the_gradients_of_each_sequence(
+    results: Results, size: int, dimensions: jobs.Dimensions, cuts: Any, recipe: str
+) -> None:
+    name = f"{dimensions} {cuts} {recipe}"
+    if name not in results[0]:
+        return  # the mesh has another number of processes
+    found = check(results, name)
+    gpt, (text, following) = models.model("mha"), next(models.batches(1))
+    losses = []
+    for one, target in zip(text, following, strict=True):
+        with fusible.autocast(enabled=models.RECIPES[recipe] is not None, recipe=models.RECIPES[recipe]):
+            loss = torch.nn.functional.cross_entropy(gpt(one[None])[0], target)
+        (loss / models.BATCH).backward()
+        losses.append(loss.detach())
+    assert torch.allclose(found[-1]["losses"], torch.stack(losses), rtol=1e-5, atol=0)
+    joined = {name: gradient for part in found for name, gradient in part["gradients"].items()}
+    bound = 1e-5 if recipe == "fp32" else 1e-3
+    assert joined.keys() == dict(gpt.named_parameters()).keys()
+    for name, p in gpt.named_parameters():
+        assert p.grad is not None and (joined[name] - p.grad).norm() <= bound * p.grad.norm(), name

@@ -43,6 +43,7 @@ ACCEPTED = {
     "shorter list": "one less to do",
     "a list with None": "none of that one",
     "a list with -1": "a number among those that are legal",
+    "a list with a number": "a number among those that are legal",
     "a list with a large number": "a number among those that are legal",
 }
 """Why a kind of wrong value may be none, by its name or the beginning of that. Whatever kind is not here is refused by every function, and what is

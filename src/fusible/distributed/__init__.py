@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusible.distributed.batch import *
 from fusible.distributed.parallelize import *
+from fusible.distributed.stages import *
 from fusible.distributed.whole import *
 from fusible.facade import public_names as _public_names
 

@@ -30,7 +30,7 @@ __all__ = ["parallelize"]
 
 M = TypeVar("M", bound=nn.Module)
 
-_SERVED = ("dp_replicate", "dp_shard", "cp", "tp")
+_SERVED = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def parallelize(
     ``mesh``: a ``DeviceMesh`` whose dimensions have torchtitan's names. Along ``tp`` processes share out the columns of Fusible's products, and heads
     of attention, between one norm or residual and the next (Shoeybi et al. 2019, arXiv:1909.08053); everything else is the same in all of them, and
     embeddings share out their vocabulary. Along ``dp_replicate`` and ``dp_shard`` the model is left as it is: call ``fully_shard`` on it, or wrap it.
+    Along ``pp`` the model is this process's stage (``split_stages``).
 
     Along ``cp`` each process has its part of every sequence (``local_batch``), and ``context_parallel`` says how attention sees the others':
     ``"all_to_all"``, by exchanging heads (Jacobs et al. 2023, arXiv:2309.14509), or ``"ring"``, by passing keys and values round (Liu et al. 2023,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible import tex
+from fusible.errors import ShapeError, expected
 from fusible.nvte.dtype import DType, accumulator
 from fusible.nvte.elementwise import reshape
 from fusible.nvte.execution import current_pass
@@ -177,6 +178,10 @@ def dattention(
     keys: Sequences | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """``(dq, dk, dv, dbias)`` of ``attention``; ``dbias`` is None without a bias."""
+    for name, x in (("do", do), ("o", o)):
+        if x.shape != (*q.shape[:-1], v.shape[-1]):
+            wanted, do_ = f"shape {[*q.shape[:-1], v.shape[-1]]}, q's with the width of v", "pass what attention gave, and a gradient of it"
+            raise ShapeError(expected(wanted, of=f"{name} of dattention", got=list(x.shape), do=do_))
     p = _Problem.of(sequences, keys, causal, window_size, bias)
     not_set = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
     do_, q_, k_, v_, o_ = (p.fold(t, at) for t, at in zip((do, q, k, v, o), (sequences, sequences, p.keys, p.keys, sequences), strict=True))

@@ -32,6 +32,7 @@ __all__ = [
     "beyond_nvidias",
     "bounds",
     "check_counts",
+    "check_outputs",
     "check_stats",
     "check_within",
     "has_bias",
@@ -93,7 +94,7 @@ class Served:
                 expected("a problem it serves", of=f"the {self.backend} backend's attention", got=f"one where {reason}", do="change that")
             )
         _check_shapes(lay, [own_name(call, name) for name in ("Q", "K", "V")], q, k, v)
-        _check_sequences(lay, q, k, [*tables.values()])
+        _check_sequences(lay, call, [*tables.values()])
         return lay
 
 
@@ -111,14 +112,26 @@ def _check_shapes(lay: Layout, names: Sequence[str], q: TensorLike, k: TensorLik
             raise ShapeError(expected(wanted, of=f"{name} of attention", got=list(x.shape), do="reshape it"))
 
 
-def _check_sequences(lay: Layout, q: TensorLike, k: TensorLike, tables: Sequence[Any]) -> None:
+def _check_sequences(lay: Layout, call: CallArguments, tables: Sequence[Any]) -> None:
     """Every sequence of dense queries has keys: a batch of its own, or a row of each page table."""
     if "B" not in lay.q:
         return
-    batch = q.shape[lay.q.index("B")]
-    rows = [table.shape[0] for table in tables if table is not None] if lay.paged else [k.shape[lay.kv.index("B")]]
+    batch = call.Q.shape[lay.q.index("B")]
+    rows = [table.shape[0] for table in tables if table is not None] if lay.paged else [call.K.shape[lay.kv.index("B")]]
     if any(count < batch for count in rows):
-        raise ShapeError(expected(f"keys of {batch} sequences", of="attention", got=f"those of {min(rows)}", do="pass as many as Q has"))
+        queries, holder = own_name(call, "Q"), own_name(call, "page_table_k" if lay.paged else "K")
+        wanted = f"keys of the {batch} sequences that {queries} has"
+        raise ShapeError(expected(wanted, of=f"{holder} of attention", got=f"those of {min(rows)}", do="pass as many"))
+
+
+def check_outputs(call: CallArguments) -> None:
+    """Raise unless O and its gradient have the shape of Q with the width of V."""
+    wanted = [*call.Q.shape[:-1], call.V.shape[-1]]
+    for argument in ("O", "dO"):
+        shape = list(getattr(call, argument).shape)
+        if shape != wanted:
+            of = f"{own_name(call, argument)} of attention"
+            raise ShapeError(expected(f"shape {wanted}", of=of, got=shape, do="pass what the forward returned, and a gradient of it"))
 
 
 @dataclass(frozen=True)
@@ -247,7 +260,7 @@ def _learnable(call: CallArguments) -> bool:
     return int(call.softmax_type) == NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX
 
 
-_OF_PRIM = {"Q": "q", "K": "k", "V": "v", "page_table_k": "page_table", "page_table_v": "page_table"}
+_OF_PRIM = {"Q": "q", "K": "k", "V": "v", "O": "o", "dO": "do", "page_table_k": "page_table", "page_table_v": "page_table"}
 """The names that ``prim.attention`` has for arguments of NVIDIA's functions."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from fusible.tex.calls.attention import Served, auxiliary, beyond_nvidias, check_stats, side_inputs
+from fusible.tex.calls.attention import Served, auxiliary, beyond_nvidias, check_outputs, check_stats, side_inputs
 from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.calls.checks import check_probability
 from fusible.tex.calls.kv_cache import check_cache_call
@@ -74,6 +74,7 @@ class AttentionBySteps(Attention):
         check_probability(call.probability, "prim.attention_backward")
         call = beyond_nvidias(call, self._seeded)
         lay = self._served.check(call)
+        check_outputs(call)
         check_stats(call.stats, call)
         return self._attention_gradients(call, (lay, lay), (call.Bias, None), call.stats, call.rng_state)[:4]
 

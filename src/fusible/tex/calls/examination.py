@@ -369,6 +369,7 @@ _OF_KERNELS = {
     "the slice by start_offset": ("start_offset", "start_offset_list"),
     "tile_rows and tile_cols": ("tile_rows_list",),
     "weights": ("tensor_lists",),
+    "Bias": ("bias",),
 }
 """What code that serves several functions calls an argument in its sentences, and what these functions call it."""
 
@@ -384,5 +385,5 @@ def _name_function(error: FusibleError, name: str, parameters: Mapping[str, Any]
         for general, own in _OF_KERNELS.items():
             known = next((argument for argument in own if argument in parameters), None)
             if known is not None:
-                text = re.sub(rf"\b{general}(?=: expected | of )", known, text, count=1)
+                text = re.sub(rf"\b{general}(?=: expected | of |, the )", known, text, count=1)
     error.args = (text, *error.args[1:])

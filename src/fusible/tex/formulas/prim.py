@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,11 +39,12 @@ class PrimFormulas(ArrayKernels, Prim):
     def prim_attention_merge(self, o: Array, lse: Array, o_step: Array, lse_step: Array) -> tuple[Any, Any]:
         xp = self._arrays
         largest = xp.maximum(lse, lse_step)
-        first, second = xp.exp(lse - largest), xp.exp(lse_step - largest)
+        base = xp.filled(xp.filled(largest, largest == -math.inf, 0.0), largest == math.inf, 0.0)
+        first, second = xp.exp(lse - base), xp.exp(lse_step - base)
         total = first + second
         shares = [xp.permute(part / total, (0, 2, 1, 3)) for part in (first, second)]
         merged = xp.wide(o) * shares[0] + xp.wide(o_step) * shares[1]
-        return xp.cast(merged, o.dtype), largest + xp.log(total)
+        return xp.cast(merged, o.dtype), base + xp.log(total)
 
     def prim_transpose(self, x: Array) -> Any:
         if x.ndim != 2:

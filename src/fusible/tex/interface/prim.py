@@ -226,7 +226,7 @@ class Prim:
         """What the rank before has: ``x`` goes to the next rank of ``group``, and from the last to the first. Any dtype, the same shape in every
         process."""
 
-    @function("o", o="real [b s h d]", lse="fp32|fp64 (b h s _)", o_step="=o [b s h d]", lse_step="=lse (b h s _)")
+    @function("o", o="real [b s h d]", lse="fp32|fp64 [b h s 1]", o_step="=o [b s h d]", lse_step="=lse [b h s 1]", before="*")
     def prim_attention_merge(self, o: Tensor, lse: Tensor, o_step: Tensor, lse_step: Tensor) -> tuple[Any, Any]:
         """``(o, lse)`` of attention over two sets of keys, from what each has by itself: ``lse' = log(exp lse + exp lse_step)``,
         ``o' = exp(lse - lse') * o + exp(lse_step - lse') * o_step``, in the dtype of ``o``.
