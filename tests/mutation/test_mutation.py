@@ -46,7 +46,11 @@ EQUIVALENT = (
     (_SWIZZLES, "wrong tail of blocks of 32", "scales come in tiles of 512 bytes"),
     ("fused_moe_aux_loss_fwd(_graph_safe)?", r"wrong past (64|1024|4096) elements", "one number comes of it, and two"),
     ("copy_data_ptrs_to_device", "gaps between elements ignored", "an address is that of the first element"),
-    ("prim_(empty|full|rope_angles)", "(gaps between elements|offset in the storage) ignored", "of the one tensor given, the device alone is read"),
+    (
+        "prim_(empty|full|rope_angles)",
+        "(gaps between elements|offset in the storage) ignored|reads like as .*",
+        "of the one tensor given, the device alone is read",
+    ),
     ("get_stream_priority_range", "results 0 and 1 swapped", "the reference has one priority"),
     ("fused_attn_(fwd|bwd)", r"takes max_seqlen_(q|kv) for \d+", "a bound of what lengths say; which words dropout draws is a backend's own"),
     ("fused_score_for_moe_aux_loss_bwd", r"takes topk for \d", "checked, and not computed with"),

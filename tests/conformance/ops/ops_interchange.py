@@ -150,10 +150,13 @@ def prove_asked(case: Case, mode: Mode, between: bool) -> int:
                 bound = _bind(case, mode, between, TOKENS, (), ((place, f"{name}_dtype", asked),))
                 inside = place < len(case.types) - 1 if name == "dy" else place > 0
                 kept_apart = (
-                    asked is DType.Float8E4M3 and inside and not issubclass(type_, MMT) and (name == "dy") == (case.fusion.kind == "backward")
+                    is_quantized_type(bound.ops[place].type_of(name))
+                    and inside
+                    and not issubclass(type_, MMT)
+                    and (name == "dy") == (case.fusion.kind == "backward")
                 )
                 takes = case.fusion.matches(bound.ops)
-                assert takes or kept_apart, f"{case.name}, {mode.name}: {name} of op {place} asked for in {asked}, and it is not taken"
+                assert takes is not kept_apart, f"{case.name}, {mode.name}: {name} of op {place} asked for in {asked}, and it is taken: {takes}"
                 if not takes:
                     continue
                 count += 1

@@ -72,11 +72,12 @@ def test_none_gives_a_tensor_back_to_the_caller() -> None:
     first, last = gives(), takes()
     model, x = ops.Sequential(first, ops.ConstantScale(3.0), last), leaf(5, 8)
     assert isinstance(model(x), Tensor)
-    first.set_extra_output_channel(0, None)
     last.set_extra_input_channel(0, None)
-    y, extra = ops.Sequential(first, ops.ConstantScale(3.0), last)(x, 10 * x)
-    torch.testing.assert_close(y, 13 * x)
-    assert torch.equal(extra, x)
+    for to_caller in (True, False):  # without a channel it is the caller's, whatever else is said
+        first.set_extra_output_channel(0, None, output_to_caller=to_caller)
+        y, extra = ops.Sequential(first, ops.ConstantScale(3.0), last)(x, 10 * x)
+        torch.testing.assert_close(y, 13 * x)
+        assert torch.equal(extra, x)
 
 
 def test_alone_an_operation_has_its_channels_still() -> None:

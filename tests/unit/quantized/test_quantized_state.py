@@ -270,6 +270,15 @@ def test_a_state_is_where_it_is_asked_for() -> None:
     assert here.to(CPU) is here and here.formatted(E4M3) is here and here.resized(3) is here
 
 
+def test_a_longer_window_is_fp32_whatever_the_default_dtype_is() -> None:
+    made, former = ScalingState.create(("0.x",), E4M3, 3, CPU), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert made.resized(9).amax_history.dtype is torch.float32
+    finally:
+        torch.set_default_dtype(former)
+
+
 def test_formats_may_change_between_calls() -> None:
     owner = Owner()
     assert owner.step(DelayedScaling(), 2.0) == 1.0

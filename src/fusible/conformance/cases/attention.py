@@ -217,14 +217,15 @@ def fused_attn_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     yield pages(generator, dtype, Problem("a page for each token", lengths=(2, 2), keys=(3, 4)), 1, 4)
 
 
-def pages(generator: torch.Generator, dtype: torch.dtype, problem: Problem, page: int, each: int) -> Sample:
-    """Keys and values in a paged cache: ``each`` pages of ``page`` tokens per sequence, which the tables of K and of V list in random orders.
-    As lengths differ, the mask is a padding mask."""
+def pages(generator: torch.Generator, dtype: torch.dtype, problem: Problem, page: int, each: int, *, one_table: bool = False) -> Sample:
+    """Keys and values in a paged cache: ``each`` pages of ``page`` tokens per sequence, which the tables of K and of V list in random orders, or
+    ``one_table`` of both. As lengths differ, the mask is a padding mask."""
     x = given(problem, generator, dtype)
     outputs, _, _ = (list(part) for part in zip(*forward(x), strict=True))
     arguments, b = {**x.arguments, **FORWARD}, len(problem.lengths)
     for name, sequences in (("k", x.k), ("v", x.v)):
-        table = torch.randperm(b * each + 2, generator=generator)[: b * each].view(b, each).int()
+        if not (one_table and "K" in arguments and name == "v"):
+            table = torch.randperm(b * each + 2, generator=generator)[: b * each].view(b, each).int()
         cache = torch.full((b * each + 2, page, _HEADS, problem.width), 77.0, dtype=dtype)
         for i, tokens in enumerate(sequences):
             for j, token in enumerate(tokens):

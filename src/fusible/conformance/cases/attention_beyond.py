@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.attention import Given, Problem, given, hidden, largest_of, log_sum_exp, rounding
+from fusible.conformance.cases.attention import Given, Problem, given, hidden, largest_of, log_sum_exp, pages, rounding
 from fusible.conformance.cases.dropout import drawn
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_QKV_Layout
@@ -39,12 +39,12 @@ class Beyond:
 
 _CASES = (
     Beyond(Problem("a cap", lengths=(5, 5)), cap=0.7),
-    Beyond(Problem("a cap, causal, two kv heads, a window", causal=True, groups=2, lengths=(7, 7), window=(3, -1)), cap=1.5),
+    Beyond(Problem("a cap, causal, two kv heads, a window", causal=True, groups=2, lengths=(7, 7), window=(3, -1), scale=-0.2), cap=1.5),
     Beyond(Problem("a cap and a bias", bias=_BIASED, lengths=(5, 5)), cap=0.5),
     Beyond(Problem("slopes", lengths=(6, 6)), slopes=(0.5, 0.25, 0.3, 0.0)),
     Beyond(Problem("slopes from the end, causal", lengths=(3, 3), keys=(5, 5), causal=True, end=True), slopes=(0.5, 0.25, 0.3, 0.1)),
     Beyond(Problem("thd, a cap and slopes", _THD, causal=True, lengths=(5, 2, 7)), cap=2.0, slopes=(1.0, 0.25, 0.3, 0.125)),
-    Beyond(Problem("dropped", lengths=(5, 5)), dropped=0.4, offset=3),
+    Beyond(Problem("dropped", lengths=(5, 5), scale=0.45), dropped=0.4, offset=3),
     Beyond(Problem("dropped, thd, causal, two kv heads", _THD, causal=True, groups=2, lengths=(4, 6)), dropped=0.25),
     Beyond(Problem("dropped, more keys", lengths=(3, 3), keys=(7, 7)), dropped=0.5, offset=1),
     Beyond(Problem("dropped, a cap, a bias and slopes", bias=_BIASED, lengths=(5, 5)), 0.9, (0.1, 0.2, 0.3, 0.4), 0.3, 2),
@@ -115,6 +115,17 @@ def prim_attention(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
             Output(1, problem.statistics(stats), torch.float32, length, 8.0 * size),
         )
         yield Sample(case.label, {**arguments(case, x), "page_table": None}, outputs)
+    yield paged(generator, dtype)
+
+
+def paged(generator: torch.Generator, dtype: torch.dtype) -> Sample:
+    """Keys and values in a paged cache, whose one table is that of both."""
+    case = Beyond(Problem("pages", lengths=(3, 3), keys=(6, 9)))
+    sample = pages(generator, dtype, case.problem, 4, 3, one_table=True)
+    own = {**sample.arguments, "scale": sample.arguments["attn_scale"], "page_table": sample.arguments["page_table_k"]}
+    own |= {name.lower(): sample.arguments[name] for name in ("Q", "K", "V")}
+    others = arguments(case, given(case.problem, generator, dtype))
+    return Sample(sample.label, {**{name: own.get(name, value) for name, value in others.items()}, "page_table": own["page_table"]}, sample.outputs)
 
 
 @record("prim_attention_backward")
@@ -148,12 +159,13 @@ def prim_attention_backward(generator: torch.Generator, dtype: torch.dtype) -> I
 def prim_attention_merge(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Of two sets of keys of equal weight, of very unequal ones, of one query and of none."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    for shape, spread in (((2, 7, 3, 5), 1.0), ((1, 64, 2, 16), 30.0), ((3, 1, 1, 1), 4.0), ((2, 0, 3, 4), 1.0)):
+    for shape, spread in (((2, 7, 3, 5), 1.0), ((1, 64, 4, 32), 30.0), ((3, 1, 1, 1), 4.0), ((2, 0, 3, 4), 1.0)):
         o, o_step = random(generator, shape, dtype), random(generator, shape, dtype)
         lse, lse_step = (spread * random(generator, (shape[0], shape[2], shape[1], 1), wide) for _ in range(2))
+        lse[:, :, ::3], lse_step[:, :, ::2] = -math.inf, -math.inf  # queries that have seen no key in one, or in neither
         both = torch.stack([lse.double(), lse_step.double()])
         total = both.logsumexp(0)
-        first, second = ((part - total).exp().transpose(1, 2) for part in both)
+        first, second = ((part - total).exp().masked_fill(total == -math.inf, 0.0).transpose(1, 2) for part in both)
         merged = first * o.double() + second * o_step.double()
         outputs = Output(0, merged, dtype, 8, spread * 8), Output(1, total, wide, 8, spread * 8)
         yield Sample(f"{list(shape)}", {"o": o, "lse": lse, "o_step": o_step, "lse_step": lse_step}, outputs)

@@ -42,7 +42,8 @@ class PrimFormulas(ArrayKernels, Prim):
         base = xp.filled(xp.filled(largest, largest == -math.inf, 0.0), largest == math.inf, 0.0)
         first, second = xp.exp(lse - base), xp.exp(lse_step - base)
         total = first + second
-        shares = [xp.permute(part / total, (0, 2, 1, 3)) for part in (first, second)]
+        some = xp.filled(total, total == 0.0, 1.0)
+        shares = [xp.permute(part / some, (0, 2, 1, 3)) for part in (first, second)]
         merged = xp.wide(o) * shares[0] + xp.wide(o_step) * shares[1]
         return xp.cast(merged, o.dtype), base + xp.log(total)
 

@@ -231,7 +231,9 @@ class Prim:
         """``(o, lse)`` of attention over two sets of keys, from what each has by itself: ``lse' = log(exp lse + exp lse_step)``,
         ``o' = exp(lse - lse') * o + exp(lse_step - lse') * o_step``, in the dtype of ``o``.
 
-        ``o [b, s, h, d]``; ``lse [b, h, s, 1]``, the logsumexp of each query's scores (Liu et al. 2023, arXiv:2310.01889)."""
+        ``o [b, s, h, d]``; ``lse [b, h, s, 1]``, the logsumexp of each query's scores (Liu et al. 2023, arXiv:2310.01889). Of a query that has
+        seen no key in either (-inf) ``o'`` is 0.
+        """
 
     @function("x")
     def prim_all_reduce(self, x: Tensor, group: Any = None, reduction: str = "sum") -> Any:

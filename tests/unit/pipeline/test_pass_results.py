@@ -1,0 +1,129 @@
+"""What the passes of an op return is looked at where they return: each mistake has its sentence, which names the op and the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusible
+from fusible import nvte
+from fusible.errors import ArgumentError, DTypeError, ShapeError
+from fusible.nvte import DType, Tensor, make_nvte_tensor
+from fusible.ops import Op
+
+Pass = Callable[..., Any]
+
+
+class Mistaken(Op):
+    """``y = x * weight``, but for the passes that it is given."""
+
+    def __init__(self, weight: Tensor, **passes: Pass) -> None:
+        super().__init__()
+        self.weight, self.passes = weight, passes
+
+    @property
+    def args(self) -> list[Tensor]:
+        return [self.weight]
+
+    def forward(self, x: Tensor) -> Any:
+        y = nvte.cast(x, self.y_dtype)
+        return self.passes["forward"](y) if "forward" in self.passes else (y, {"x": x})
+
+    def backward(self, ctx: Any, dy: Tensor) -> Any:
+        dx, dweight = nvte.cast(dy, self.dx_dtype), nvte.dbias(dy, DType.Float32)
+        return self.passes["backward"](dx, dweight) if "backward" in self.passes else (dx, [dweight])
+
+    def inference(self, x: Tensor, **values: Any) -> Any:
+        y = nvte.cast(x, self.y_dtype)
+        return self.passes["inference"](y) if "inference" in self.passes else y
+
+
+class Module(fusible.BaseModule):
+    def __init__(self, **passes: Pass) -> None:
+        torch.nn.Module.__init__(self)
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        super().__init__(Mistaken(make_nvte_tensor(self.weight), **passes))
+
+
+def raw(x: Tensor) -> torch.Tensor:
+    return x.data  # type: ignore[no-any-return]
+
+
+MISTAKES: dict[str, tuple[str, Pass, type[Exception], str]] = {
+    "y alone": (
+        "forward",
+        lambda y: y,
+        ArgumentError,
+        r"what forward of Mistaken returns of .*: expected \(y, context\), got a Tensor; return these as a",
+    ),
+    "a third": ("forward", lambda y: (y, {}, {"a": y}), ArgumentError, r"expected \(y, context\), got a tuple of 3"),
+    "another tensor": ("forward", lambda y: (raw(y), {}), ArgumentError, "expected an nvte.Tensor as y, got a Tensor; return what an nvte function"),
+    "no tensor": ("forward", lambda y: (None, {}), ArgumentError, "expected an nvte.Tensor as y, got None"),
+    "another type": (
+        "forward",
+        lambda y: (nvte.cast(y, DType.Float16), {}),
+        DTypeError,
+        "y that forward of .*: expected Float32, got Float16; .*y_dtype",
+    ),
+    "no context": ("forward", lambda y: (y, None), ArgumentError, "expected a dictionary as context, got None; return {} where"),
+    "a number in it": (
+        "forward",
+        lambda y: (y, {"a": 3}),
+        ArgumentError,
+        "expected a context of nvte.Tensors by names, got 3; keep what is no tensor",
+    ),
+    "a name of none": ("forward", lambda y: (y, {1: y}), ArgumentError, "expected a context of nvte.Tensors by names, got 1"),
+    "y as a pair": (
+        "inference",
+        lambda y: (y, {}),
+        ArgumentError,
+        "what inference of Mistaken returns of .*: expected an nvte.Tensor as y, got a tuple of 2",
+    ),
+    "y of another type": (
+        "inference",
+        lambda y: nvte.cast(y, DType.Float16),
+        DTypeError,
+        "y that inference of Mistaken returns of .*: expected Float32, got",
+    ),
+    "dx alone": ("backward", lambda dx, dw: dx, ArgumentError, r"what backward of Mistaken returns: expected \(dx, gradients\), got a Tensor"),
+    "no dx": ("backward", lambda dx, dw: (None, [dw]), ArgumentError, "expected an nvte.Tensor as dx, got None; return the gradient of x, which is"),
+    "dx of torch": ("backward", lambda dx, dw: (raw(dx), [dw]), ArgumentError, "expected an nvte.Tensor as dx, got a Tensor; return what an nvte"),
+    "dx of another type": ("backward", lambda dx, dw: (nvte.cast(dx, DType.Float16), [dw]), DTypeError, "dx that backward of .*expected Float32"),
+    "no list": ("backward", lambda dx, dw: (dx, dw), ArgumentError, "expected 1 gradients, got a Tensor; return one for each of weight"),
+    "too many": ("backward", lambda dx, dw: (dx, [dw, dw]), ArgumentError, "expected 1 gradients, got a list of 2; return one for each of weight"),
+    "none": ("backward", lambda dx, dw: (dx, [None]), ArgumentError, "expected the gradient of weight, got None; return it, as it is wanted, or"),
+    "of torch": ("backward", lambda dx, dw: (dx, [raw(dw)]), ArgumentError, "expected an nvte.Tensor as gradient of weight, got a Tensor"),
+    "of dx's shape": (
+        "backward",
+        lambda dx, dw: (dx, [dx]),
+        ShapeError,
+        r"gradient of weight that backward of .*: expected \[4\], got \[3, 4\]; sum over",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_where_it_is_made(mistake: str) -> None:
+    name, wrong, error, message = MISTAKES[mistake]
+    model = fusible.Sequential(fusible.Linear(4, 4), Module(**{name: wrong}))
+    x = torch.randn(3, 4)
+    with pytest.raises(error, match=message) as caught:
+        if name == "inference":
+            with torch.no_grad():
+                model(x)
+        else:
+            model(x).sum().backward()
+    assert "\n" not in str(caught.value).partition("\n\n")[0]
+
+
+def test_what_is_right_is_taken() -> None:
+    """And so is a gradient that nobody wants and nobody gives."""
+    model = fusible.Sequential(Module(backward=lambda dx, dw: (None, [dw])))
+    model(torch.randn(3, 4)).sum().backward()
+    frozen = fusible.Sequential(fusible.Linear(4, 4), Module(backward=lambda dx, dw: (dx, [None])))
+    frozen[1].weight.requires_grad_(False)
+    frozen(torch.randn(3, 4)).sum().backward()
+    assert frozen[0].weight.grad is not None and frozen[1].weight.grad is None
