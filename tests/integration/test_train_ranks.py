@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +109,88 @@ def test_what_does_not_fit_is_said_once_before_the_processes_meet(options: list[
             assert main(["train", *options]) == 2
         said = capsys.readouterr().err
         assert said.startswith(sentence) and said.count("\n") == 1 if rank == 0 else said == ""
+
+
+def ranks(folder: Path, *options: list[str], code: str = "", ends: str = "") -> list[tuple[int, str]]:
+    """The exit code of each of two processes, and what it says: ``options`` of each, and Python code that it runs before the command. With ``ends``
+    the second is killed when the first has ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    program = f"import sys\n{code}\nfrom fusible.cli import main\nsys.exit(main(sys.argv[1:]))"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, "train", *RUN, "--steps", "2", *own],
+            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**common, "RANK": str(rank)},
+        )
+        for rank, own in enumerate(options)
+    ]  # fmt: skip
+    said = [started[0].communicate(timeout=120)[1]]
+    if ends:
+        started[1].kill()
+    said.append(started[1].communicate(timeout=120)[1])
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [(["--seed", "1"], "seed"), (["--recipe", "bf16"], "recipes"), (["--data-parallel", "1", "--tensor-parallel", "2"], "layout")],
+    ids=["seed", "recipe", "layout"],
+)
+def test_processes_that_disagree_are_told_before_the_first_step(own: list[str], names: str, tmp_path: Path) -> None:
+    first, second = ranks(tmp_path, ["--out", "a"], ["--out", "b", *own])
+    for rank, (code, said) in enumerate((first, second)):
+        sentence = f"rank 1: expected what rank 0 has, got another {names} (rank {rank} has {names} "
+        assert code == 2 and said.endswith("start all ranks by one command, on one version.\n") and sentence in said, said
+    assert not list(tmp_path.glob("*/*")), "nothing was written"
+
+
+def test_a_loss_that_is_not_finite_ends_all_and_says_where(tmp_path: Path) -> None:
+    """One process alone has a weight that is NaN; gradients are not summed before the loss is looked at."""
+    code = (
+        "import os, torch\nfrom fusible.cli.training.ranks import Ranks\nlay_out = Ranks.lay_out\n"
+        "def spoiled(self, model):\n    called = lay_out(self, model)\n"
+        "    if self.rank == 1:\n        with torch.no_grad():\n            next(model.parameters()).fill_(float('nan'))\n    return called\n"
+        "Ranks.lay_out = spoiled"
+    )
+    for code_, said in ranks(tmp_path, ["--out", "a"], ["--out", "a"], code=code):
+        assert code_ == 2 and "step 1 (fp32) on rank 1: expected a finite loss, got nan; lower --lr." in said, said
+
+
+GONE = {
+    "killed": ("os.kill(os.getpid(), 9)", "nothing from rank 1, which was last at step 2 (fp32)"),
+    "asleep": ("time.sleep(60)", "nothing from rank 1, which was last at step 2 (fp32)"),
+    "an error of its own": ("raise ValueError('a bad batch')", "nothing from rank 1, which was last at step 2 (fp32)"),
+}
+
+
+@pytest.mark.parametrize("what", GONE)
+def test_who_does_not_answer_is_named_by_the_others(what: str, tmp_path: Path) -> None:
+    code = (
+        "import os, time, datetime\nfrom fusible.cli.training import ranks, trainer\nranks._TIMEOUT = datetime.timedelta(seconds=5)\n"
+        "step = trainer.Trainer._step\n"
+        "def gone(self):\n"
+        f"    if self._ranks.rank == 1 and self.record.step == 1:\n        {GONE[what][0]}\n"
+        "    return step(self)\n"
+        "trainer.Trainer._step = gone"
+    )
+    (code_, said), (other, theirs) = ranks(tmp_path, ["--out", "a"], ["--out", "a"], code=code, ends="killed" if what == "asleep" else "")
+    assert code_ == 2 and said.count("\n") == 1 and said.startswith("rank 0 at step 2 (fp32): expected every process to answer, got "), said
+    assert GONE[what][1] in said and said.endswith("go on from the last checkpoint by --resume.\n"), said
+    assert other != 0 and (what != "an error of its own" or "ValueError: a bad batch" in theirs)
+
+
+def test_a_launcher_that_ends_one_process_has_all_save_and_stop(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\nfrom fusible.cli.training import trainer\nstep = trainer.Trainer._step\n"
+        "def ended(self):\n"
+        "    if self._ranks.rank == 1:\n        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return step(self)\n"
+        "trainer.Trainer._step = ended"
+    )
+    (code_, said), (other, theirs) = ranks(tmp_path, ["--out", "a"], ["--out", "a"], code=code)
+    assert (code_, other) == (130, 130) and theirs == ""
+    assert said == "Interrupted and saved after step 1 of 2 (fp32): go on with 'fusible train --resume a'.\n"
+    train(tmp_path, 1, ["--resume", "a"])
+    assert [len(run["loss"]) for run in runs(tmp_path / "a").values()] == [2, 2]

@@ -56,15 +56,16 @@ def test_peak_memory_sees_what_came_and_went() -> None:
     assert busy.peak - quiet.peak > 2**25
 
 
-def test_the_first_interrupt_asks_and_the_second_raises() -> None:
-    former = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_interrupt_asks_and_the_second_raises(number: signal.Signals) -> None:
+    former = signal.getsignal(number)
     with Interruption() as interruption:
         assert not interruption.asked
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         assert interruption.asked
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is former
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is former
 
 
 def test_calls_are_counted_by_backend_precision_and_direction() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from fusible import __version__
 from fusible.cli.console import make_console
 from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.interruption import Interruption
@@ -21,7 +23,7 @@ from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.progress import ProgressView, make_progress
 from fusible.cli.training.ranks import Layout, Ranks, launched
 from fusible.cli.training.report import print_summary, run_report, write_reports
-from fusible.cli.training.text import read_text
+from fusible.cli.training.text import Text, read_text
 from fusible.cli.training.trainer import Trainer
 from fusible.errors import ArgumentError, FileError, FusibleError, expected
 from fusible.files import make_folder
@@ -41,6 +43,11 @@ def train(given: argparse.Namespace) -> int:
         if ranks.first or not ranks.met:
             raise
         raise type(error)(f"rank {ranks.rank}: {error}") from error
+    except RuntimeError as error:
+        lost = ranks.lost(error)
+        if lost is None:
+            raise
+        raise lost from error
     finally:
         ranks.end()
 
@@ -62,7 +69,7 @@ def _train(given: argparse.Namespace, ranks: Ranks) -> int:
         if ranks.first:
             raise
         return _REFUSED  # each process finds the same, and the first says it
-    ranks.begin(layout)
+    ranks.begin(layout, _facts(options, layout, text, checkpoints))
     saves = Saves(out, options, checkpoints if goes_on else ()) if ranks.first else None
     console = make_console(None if ranks.first else StringIO())
     progress = make_progress(console)
@@ -105,6 +112,14 @@ def _begin(given: argparse.Namespace, world: int) -> tuple[TrainOptions, dict[st
     return options, checkpoints, layout
 
 
+def _facts(options: TrainOptions, layout: Layout, text: Text, checkpoints: Mapping[str, Checkpoint]) -> dict[str, str]:
+    """What every process of the command must have alike, each as a text that can be shown."""
+    given = {name: str(value) for name, value in vars(options).items() if name != "text"}
+    done = ", ".join(f"{recipe} {checkpoint.record.step}" for recipe, checkpoint in checkpoints.items()) or "none"
+    versions = {"version of fusible": __version__, "version of torch": torch.__version__}
+    return {**versions, **given, "layout": repr(layout), "text": text.sha256, "steps that are done": done}
+
+
 def _make_folder(out: Path) -> None:
     """Make sure, before hours are spent, that results can be written."""
     try:
@@ -123,18 +138,20 @@ def _run(trainer: Trainer, saves: Saves | None, save_every: int, progress: Progr
     try:
         with PeakMemory() as memory, Interruption() as interruption:
             while record.step < options.steps and not ranks.any(interruption.asked):
+                ranks.reached(f"step {record.step + 1} ({trainer.recipe})")
                 progress.step(trainer.step())
                 record.peak_memory_bytes = max(record.peak_memory_bytes, memory.peak)
                 if save_every and record.step % save_every == 0 and record.step < options.steps:
-                    _save(trainer, saves)
+                    _save(trainer, saves, ranks)
     finally:
         progress.end()
     record.peak_memory_bytes = ranks.largest(record.peak_memory_bytes)
-    _save(trainer, saves)
+    _save(trainer, saves, ranks)
     return record.step == options.steps
 
 
-def _save(trainer: Trainer, saves: Saves | None) -> None:
+def _save(trainer: Trainer, saves: Saves | None, ranks: Ranks) -> None:
+    ranks.reached(f"the checkpoint of step {trainer.record.step} ({trainer.recipe})")
     checkpoint = trainer.checkpoint()
     if saves is not None:
         saves.save(checkpoint)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,14 +16,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 
+from fusible import tex
 from fusible.cli.training.options import BYTES, TrainOptions
 from fusible.distributed import local_batch, parallelize
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, ExecutionError, expected
 
 __all__ = ["ALONE", "Layout", "Ranks", "launched"]
 
-_TIMEOUT = timedelta(seconds=60)
+_TIMEOUT = timedelta(seconds=30)
+_OTHERS_NOTICE = 2.0
+"""Seconds in which the others notice, too, that one does not answer."""
+_OF_THE_GROUP = ("gloo", "connection closed", "connection reset", "timed out", "timeout", "broken pipe")
+"""Words in torch's errors of a group whose process has gone, or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -88,25 +97,63 @@ class Ranks:
         self.rank, self.world = rank, world
         self.layout = Layout()
         self._mesh: DeviceMesh | None = None
+        self._store: Any = None
+        self._at = "the start"
 
     @property
     def met(self) -> bool:
         """Whether this process knows the others."""
-        return self._mesh is not None
+        return self.world > 1 and dist.is_initialized()
 
     @property
     def first(self) -> bool:
         """Whether this is the process that prints and saves."""
         return self.rank == 0
 
-    def begin(self, layout: Layout) -> None:
-        """Meet the others."""
+    def begin(self, layout: Layout, facts: Mapping[str, str]) -> None:
+        """Meet the others. ``facts``: what every process must have alike, by name, each as a text that can be shown. Raises ``ArgumentError``, in
+        every process, where one has others than the first: training would mix two runs."""
         self.layout = layout
-        if self.world > 1:
-            dist.init_process_group("gloo", timeout=_TIMEOUT)
-            copies, shards = (1, layout.data) if layout.shard else (layout.data, 1)
-            sizes = {"dp_replicate": copies, "dp_shard": shards, "cp": layout.context, "tp": layout.tensor}
-            self._mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        if self.world == 1:
+            return
+        self._store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
+        dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world, timeout=_TIMEOUT)
+        self._check_agreed(facts)
+        copies, shards = (1, layout.data) if layout.shard else (layout.data, 1)
+        sizes = {"dp_replicate": copies, "dp_shard": shards, "cp": layout.context, "tp": layout.tensor}
+        self._mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    def _check_agreed(self, facts: Mapping[str, str]) -> None:
+        of_all = tex.prim.all_gather(torch.stack([_fingerprint(value) for value in facts.values()])[None])
+        same = (of_all == of_all[:1]).all(2).tolist()
+        rank, agreed = next(((rank, agreed) for rank, agreed in enumerate(same) if not all(agreed)), (0, []))
+        names = [name for name, alike in zip(facts, agreed or [True] * len(facts), strict=True) if not alike]
+        if names:
+            shown = f" (rank {self.rank} has {', '.join(f'{name} {facts[name]}' for name in names)})"
+            do = "start all ranks by one command, on one version"
+            raise ArgumentError(expected("what rank 0 has", of=f"rank {rank}", got=f"another {', another '.join(names)}{shown}", do=do))
+
+    def reached(self, place: str) -> None:
+        """Tell the others where this process is, for what they say should it not answer."""
+        self._at = place
+        if self._store is not None:
+            self._store.set(f"at/{self.rank}", place)
+
+    def lost(self, error: RuntimeError) -> ExecutionError | None:
+        """What to say of an error of the group: whom this process waited for, and where that one was last; None for an error of another kind. Those
+        that wait, too, say so."""
+        if self._store is None or not any(word in str(error).lower() for word in _OF_THE_GROUP):
+            return None
+        try:
+            self._store.set(f"waits/{self.rank}", "")
+            time.sleep(_OTHERS_NOTICE)
+            silent = [rank for rank in range(self.world) if not self._store.check([f"waits/{rank}"])]
+            seen = [f"rank {rank}, which was last at {self._store.get(f'at/{rank}').decode()}" for rank in silent]
+        except RuntimeError:  # the store goes with the process, or the launcher, that has it
+            seen = []
+        do = "see what it said before, and go on from the last checkpoint by --resume"
+        wanted, of = "every process to answer", f"rank {self.rank} at {self._at}"
+        return ExecutionError(expected(wanted, of=of, got=f"nothing from {' and '.join(seen) or 'another'} ({_first_line(error)})", do=do))
 
     def end(self) -> None:
         """Part from the others."""
@@ -142,6 +189,12 @@ class Ranks:
         fully_shard(model, mesh=mesh["dp_replicate", "dp_shard_cp"])
         return model
 
+    def each(self, value: float) -> list[float]:
+        """What each process has."""
+        if self.world == 1:
+            return [value]
+        return tex.prim.all_gather(torch.tensor([value], dtype=torch.float64)).tolist()
+
     def mean(self, values: Sequence[float]) -> list[float]:
         """The means over all processes."""
         if self.world == 1:
@@ -165,6 +218,16 @@ class Ranks:
 
 ALONE = Ranks(0, 1)
 """This process by itself."""
+
+
+def _first_line(error: RuntimeError) -> str:
+    """Of torch's errors the line that says what happened, without the places in its source."""
+    return re.sub(r"^\[.*?\]\s*", "", str(error).strip().splitlines()[0]).rstrip(".")
+
+
+def _fingerprint(text: str) -> torch.Tensor:
+    """uint8 ``[32]``: the SHA-256 of a text."""
+    return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
 
 
 def launched() -> Ranks:
