@@ -17,8 +17,9 @@ def split_stages(model: Sequential, stages: int | Sequence[int]) -> list[Sequent
     """``model`` in stages that follow one another, for ``PipelineStage(stages[rank], rank, len(stages), device)``.
 
     ``stages``: their number, and they have as equal a cost as its modules allow, which is the number of elements of their matrices; or the indices of
-    the modules that begin the second stage, the third and so on. Modules keep the names that they have in ``model``, and so do parameters. Raises
-    ``ArgumentError`` for more stages than modules, and for indices that do not ascend inside of the list.
+    the modules that begin the second stage, the third and so on. Modules keep the names that they have in ``model``, and so do parameters; scales that
+    they have under delayed scaling go with them. Raises ``ArgumentError`` for more stages than modules, and for indices that do not ascend inside of
+    the list.
     """
     if not isinstance(model, Sequential):
         do = "cut the Sequential in it"
@@ -28,7 +29,10 @@ def split_stages(model: Sequential, stages: int | Sequence[int]) -> list[Sequent
     if any(not isinstance(cut, int) for cut in cuts) or not all(a < b for a, b in pairwise([0, *cuts, len(named)])):
         do = "name the modules that begin the second stage, the third and so on"
         raise ArgumentError(expected(f"ascending indices from 1 to {len(named) - 1}", of="stages of split_stages", got=cuts, do=do))
-    return [Sequential(dict(named[start:stop])) for start, stop in pairwise([0, *cuts, len(named)])]
+    made = [Sequential(dict(named[start:stop])) for start, stop in pairwise([0, *cuts, len(named)])]
+    for stage in made:
+        stage.go_on_from(model)
+    return made
 
 
 def _cost(module: nn.Module) -> int:

@@ -34,6 +34,34 @@ def test_stages_after_one_another_are_the_whole() -> None:
         assert all(p is q for part, q in zip([p for part in parts for p in part.parameters()], model.parameters(), strict=True) for p in [part])
 
 
+def test_scales_go_with_their_modules() -> None:
+    """Each stage goes on as the whole would: with its scales and amaxes."""
+    model, recipe = chain(8, 4, 16, 8, 2), fusible.DelayedScaling()
+    with fusible.autocast(recipe=recipe):
+        for _ in range(3):
+            model(torch.randn(16, 8)).sum().backward()
+    whole = model.pipeline(0).scaling.current
+    assert whole is not None
+    stages, at = split_stages(model, [1, 3]), 0
+    for stage in stages:
+        state = stage.pipeline(0).scaling.current
+        assert state is not None and stage.pipeline(0).scaling.open
+        for then, now in ((whole.forward, state.forward), (whole.backward, state.backward)):
+            for slot in now.slots:
+                place, _, name = slot.partition(".")
+                column, of_whole = now.slots.index(slot), then.slots.index(f"{int(place) + at}.{name}")
+                assert torch.equal(now.scale[column], then.scale[of_whole])
+                assert torch.equal(now.amax_history[:, column], then.amax_history[:, of_whole])
+        at += len(list(stage.bound_ops()))
+    assert model.pipeline(0).scaling.current is whole
+    x = torch.randn(16, 8)
+    with fusible.autocast(recipe=recipe), torch.no_grad():
+        y = x
+        for stage in stages:
+            y = stage(y)
+        assert torch.equal(y, model(x))
+
+
 @pytest.mark.parametrize("widths", [(8, 8, 8, 8, 8), (2, 64, 2, 2, 2, 64, 64), (1, 2, 3, 4, 5, 6), (9, 1, 9, 1, 9)])
 def test_the_dearest_stage_is_as_cheap_as_can_be(widths: tuple[int, ...]) -> None:
     costs = [a * b for a, b in pairwise(widths)]

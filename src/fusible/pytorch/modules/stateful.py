@@ -148,6 +148,10 @@ class StatefulModule(nn.Module):
         """The names of all scaling states that the module has or may get."""
         yield from (f"{_STATE}.{index}" for index in range(len(self._pipelines())))
 
+    def go_on_from(self, other: StatefulModule) -> None:
+        """Take over the scaling states that the modules inside have in the pipelines of ``other``, of which they are a part."""
+        vars(self).update(_kept_states=other._kept(), _runners={}, _set_aside={})
+
     def reset_scaling_state(self) -> None:
         """Begin anew: the scaling states of this module and of all inside it are forgotten; the next call under delayed scaling makes others."""
         for module in self.modules():
