@@ -17,9 +17,9 @@ def split_stages(model: Sequential, stages: int | Sequence[int]) -> list[Sequent
     """``model`` in stages that follow one another, for ``PipelineStage(stages[rank], rank, len(stages), device)``.
 
     ``stages``: their number, and they have as equal a cost as its modules allow, which is the number of elements of their matrices; or the indices of
-    the modules that begin the second stage, the third and so on. Modules keep the names that they have in ``model``, and so do parameters; scales that
-    they have under delayed scaling go with them. Raises ``ArgumentError`` for more stages than modules, and for indices that do not ascend inside of
-    the list.
+    the modules that begin the second stage, the third and so on. Modules keep the names that they have in ``model``, and so do parameters; their
+    scales under delayed scaling go with them. Raises ``ArgumentError`` for more stages than modules, and for indices that do not ascend inside of the
+    list.
     """
     if not isinstance(model, Sequential):
         do = "cut the Sequential in it"
