@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ import layout_models as models
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -194,6 +196,42 @@ def scales_stay(rank: int) -> None:
     for then, now in ((before.forward, after.forward), (before.backward, after.backward)):
         assert [f"{int(slot.split('.')[0]) + shift}.{slot.split('.')[1]}" for slot in then.slots] == list(now.slots)
         assert torch.equal(then.scale, now.scale) and torch.equal(then.amax_history, now.amax_history)
+
+
+def a_copy_trains_as_its_model_does(rank: int) -> None:
+    """``copy.deepcopy``, as averages of weights are begun: with shares, groups and scales of its own."""
+    gpt, recipe = parallelize(models.model("mha"), along_tp(), sequence_parallel=True), fusible.DelayedScaling()
+    models.train(gpt, recipe, 2)
+    gpt.zero_grad()  # torch copies no gradient that is a DTensor
+    copy = deepcopy(gpt)
+    first, second = (models.train(each, recipe, 2) for each in (gpt, copy))
+    assert first.losses == second.losses
+    assert all(torch.equal(value, second.parameters[name]) for name, value in first.parameters.items())
+
+
+def a_compiler_calls_it_as_it_is(rank: int) -> None:
+    """``torch.compile`` breaks its graph around the pipeline; the whole-program compiler refuses in one sentence."""
+    gpt = parallelize(models.model("mha"), along_tp())
+    text, _ = next(models.batches(1))
+    compiled = torch.compile(gpt.body, backend="aot_eager")
+    x = gpt.embedding(text).detach()
+    assert torch.equal(compiled(x), gpt.body(x))
+    gpt.body.compile("xla")
+    with pytest.raises(NotServedError, match="compiles programs of one process"):
+        gpt.body(x)
+
+
+def checkpoints_of_pytorch(folder: str, rank: int) -> None:
+    """``torch.distributed.checkpoint`` writes the shares, and reads them into a model that has other values."""
+    saved, read = (parallelize(models.model("gqa"), along_tp()) for _ in range(2))
+    models.train(saved, None, 1)
+    path = f"{folder}/{dist.get_world_size()}"
+    dcp.save(saved.state_dict(), checkpoint_id=path)
+    state = read.state_dict()
+    dcp.load(state, checkpoint_id=path)
+    read.load_state_dict(state)
+    for (name, p), q in zip(saved.named_parameters(), read.parameters(), strict=True):
+        assert torch.equal(models.whole(p), models.whole(q)), name
 
 
 def _own(made: Callable[[], nn.Module], **options: Any) -> Callable[[], Any]:

@@ -20,7 +20,10 @@ SIZES = (2, 4)
 STEPS, FEW = 20, 6
 KINDS = ("mha", "gqa", "mqa")
 LOW = ("delayed", "current", "mxfp8")
-EACH = [jobs.scales_stay, jobs.refusals, jobs.too_few_rows, jobs.one_process_is_no_layout]
+EACH = [
+    *(jobs.scales_stay, jobs.refusals, jobs.too_few_rows, jobs.one_process_is_no_layout),
+    *(jobs.a_copy_trains_as_its_model_does, jobs.a_compiler_calls_it_as_it_is),
+]
 
 JOBS: list[Job] = [
     *((f"{k} {s}", jobs.trained, (k, "fp32", s, STEPS)) for k, s in product(KINDS, (False, True))),
@@ -67,7 +70,9 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     size: int = request.param
     more = [(name_of(layout, r), jobs.trained_in_parts, (layout[0], "mha", r, *layout[1:], FEW)) for of, layout, r in LAID_OUT if of == size]
     more += [(f"{dimensions} {cuts} {r}", jobs.staged, (dimensions, cuts, r)) for of, dimensions, cuts, r in IN_STAGES if of == size]
-    return run_jobs(tmp_path_factory.mktemp("layouts"), [*JOBS, *more], size)
+    folder = tmp_path_factory.mktemp("layouts")
+    more.append(("checkpoints", jobs.checkpoints_of_pytorch, (str(folder / "saved"),)))
+    return run_jobs(folder, [*JOBS, *more], size)
 
 
 @cache
@@ -152,6 +157,10 @@ def test_what_is_gathered_in_8_bits_is_about_half_of_16(results: Results, recipe
 @pytest.mark.parametrize("job", EACH, ids=lambda job: job.__name__)
 def test_in_every_process(results: Results, job: Any) -> None:
     check(results, job.__name__)
+
+
+def test_checkpoints_of_pytorch_hold_the_shares(results: Results) -> None:
+    check(results, "checkpoints")
 
 
 @pytest.mark.parametrize(("way", "causal"), CONTEXT)

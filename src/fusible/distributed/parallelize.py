@@ -89,7 +89,7 @@ def parallelize(
 
 
 def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, shared_output: bool) -> None:
-    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group()
+    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
     changes = _changes(model, process, group, sequence_parallel, shared_output)
     others = [module for module in model.modules() if not isinstance(module, BaseModule) and any(True for _ in module.parameters(recurse=False))]
     for module in others:
@@ -117,7 +117,7 @@ def _check_context(model: nn.Module, mesh: DeviceMesh, way: str) -> None:
 
 
 def _share_sequences(model: nn.Module, mesh: DeviceMesh, way: str) -> None:
-    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group()
+    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
     writes: list[Write] = []
     for bound in _pipelines(model):
         for b, op in zip(bound, sequences_shared([b.op for b in bound], process, group, way), strict=True):
@@ -182,7 +182,7 @@ def _group_of(mesh: DeviceMesh) -> Any:
     names = [name for name in mesh.mesh_dim_names or () if name != "pp" and size_of(mesh, name) > 1]
     if not names:
         return None
-    return (mesh[tuple(names)]._flatten() if len(names) > 1 else mesh[names[0]]).get_group()
+    return (mesh[tuple(names)]._flatten() if len(names) > 1 else mesh[names[0]]).get_group().group_name
 
 
 def _writes(change: _Changes, mesh: DeviceMesh, process: Process, group: Any) -> list[Write]:

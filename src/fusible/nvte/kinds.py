@@ -28,7 +28,7 @@ _OWN = (AttentionAux, DType, KVCache, Pass, QuantizedType, ScoreOptions, Sequenc
 KINDS: dict[str, Any] = {
     **{cls.__name__: _of(f"an nvte.{cls.__name__}", cls) for cls in _OWN},
     "Data": _DATA,
-    "Group": Kind("a process group or None", lambda x: x is None or (hasattr(x, "size") and not hasattr(x, "dtype"))),
+    "Group": Kind("a process group, its name or None", lambda x: x is None or isinstance(x, str) or (hasattr(x, "size") and not hasattr(x, "dtype"))),
     "QuantizedTensorStorage": _of("a quantized tensor's storage", *STORAGES),
     "GroupedTensorStorage": _of("a grouped tensor's storage", *STORAGES),
     "Quantizer": kind_of("Quantizer"),

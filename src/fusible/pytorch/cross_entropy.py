@@ -96,8 +96,7 @@ def _losses(
     parts = [statistics(x, y) for x, y in zip(in_blocks(rows), in_blocks(local, rows.shape[1]), strict=True)]
     found = torch.cat(parts)
     if processes > 1:
-        of_group: Any = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # pyright: ignore
-        found = merged(tex.prim.all_gather(found, of_group).view(processes, *found.shape))
+        found = merged(tex.prim.all_gather(found, group).view(processes, *found.shape))
     largest, sums, chosen, totals = found.unbind(1)
     logarithm = largest + sums.log()
     loss = logarithm - (1 - smoothing) * chosen + z_loss * logarithm.square()

@@ -30,11 +30,19 @@ __all__ = [
     "check_shape",
     "fp8_format",
     "outer",
+    "process_group",
     "register_dtypes",
     "to_dtype",
     "to_torch",
     "transposed_shape",
 ]
+
+
+def process_group(group: Any) -> Any:
+    """A group of processes as ``torch.distributed`` takes it, from one or its name. Models name their groups: a name can be copied, and saved."""
+    if not isinstance(group, str):
+        return group
+    return torch.distributed.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # pyright: ignore
 
 
 class TensorLike(Protocol):

@@ -71,11 +71,11 @@ def _begin(handle: str, part: int, changes: Sequence[int] = ()) -> str:
 @trace_constant
 def breaks_graph(handle: str, part: int, context: str) -> bool:
     """Whether a pipeline is called as it is, with a break of the graph around it, under an ``autocast``: no compiler knows what the caller's own code
-    in plain torch gives, and the operators here have no extra outputs."""
+    in plain torch gives, and the operators here have no extra outputs, and take no shares of parameters."""
     with no_dispatch():
         runner = _modules[handle].pipeline(part)
         runner.look_again()
-        return bool(runner.uncompilable(autocast_of(context).recipe) or runner.outputs)
+        return bool(runner.uncompilable(autocast_of(context).recipe) or runner.outputs or runner.divided)
 
 
 @trace_constant

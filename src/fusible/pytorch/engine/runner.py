@@ -395,6 +395,11 @@ class PipelineRunner(ChainPart):
             result = op.width(result)
         return result
 
+    @property
+    def divided(self) -> bool:
+        """Whether some of its parameters are shares of this process."""
+        return self._shares is not None
+
     def parameters(self) -> list[torch.Tensor]:
         """The tensors behind the ops' ``args``, as the modules hold them now. Every call begins with it."""
         self.look_again()

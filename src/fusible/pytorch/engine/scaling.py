@@ -20,6 +20,7 @@ from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError, expected
 from fusible.locks import Lock
 from fusible.quantized import DelayedScaling, ScalingState
+from fusible.tex.protocol import process_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -248,5 +249,5 @@ def _running(state: ScalingState) -> dict[str, torch.Tensor]:
 def _reduced(state: ScalingState, group: ProcessGroup) -> ScalingState:
     """The state with the running iteration's amaxes replaced by their maximum over the processes of ``group``."""
     history = state.amax_history.clone()
-    torch.distributed.all_reduce(history[0], torch.distributed.ReduceOp.MAX, group=group)
+    torch.distributed.all_reduce(history[0], torch.distributed.ReduceOp.MAX, group=process_group(group))
     return replace(state, amax_history=history)

@@ -201,8 +201,8 @@ class Prim:
     def prim_all_gather(self, x: Tensor, group: Any = None) -> Any:
         """The tensors of all processes of ``group`` along the first dimension, in the order of their ranks: ``[n, ..] -> [processes * n, ..]``.
 
-        Any dtype, the same shape in every process. ``group``: an opaque value that says which processes (a ``torch.distributed.ProcessGroup``);
-        None: all of them. Like every collective, it is called by each process of the group. Of a group of one, the result is ``x``.
+        Any dtype, the same shape in every process. ``group``: an opaque value that says which processes (a ``torch.distributed.ProcessGroup``, or its
+        name); None: all of them. Like every collective, it is called by each process of the group. Of a group of one, the result is ``x``.
         """
 
     @function("x")

@@ -20,7 +20,18 @@ from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.interface.transpose import Transpose
-from fusible.tex.protocol import FLT_MAX, FP8_MAX, QuantizerLike, check_amax_buffer, check_bytes, check_shape, fp8_format, to_torch, transposed_shape
+from fusible.tex.protocol import (
+    FLT_MAX,
+    FP8_MAX,
+    QuantizerLike,
+    check_amax_buffer,
+    check_bytes,
+    check_shape,
+    fp8_format,
+    process_group,
+    to_torch,
+    transposed_shape,
+)
 
 __all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "write_delayed"]
 
@@ -128,7 +139,7 @@ def _amax(x: Tensor, quantizer: Any) -> float:
     if not quantizer.with_amax_reduction:
         return native.amax(x)
     amax = torch.tensor([native.amax(x)], dtype=torch.float32)
-    torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
+    torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=process_group(quantizer.amax_reduction_group))
     return amax.item()
 
 

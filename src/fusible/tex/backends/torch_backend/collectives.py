@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import accumulator
+from fusible.tex.protocol import accumulator, process_group
 
 __all__ = ["CollectiveKernels"]
 
@@ -22,6 +22,7 @@ _REDUCTIONS = ("sum", "max", "mean")
 
 class CollectiveKernels(Prim):
     def prim_all_gather(self, x: Tensor, group: Any = None) -> Any:
+        group = process_group(group)
         size = _size(group, "prim.all_gather")
         _check_rows(x, "prim.all_gather")
         if size == 1:
@@ -31,6 +32,7 @@ class CollectiveKernels(Prim):
         return whole
 
     def prim_all_to_all(self, x: Tensor, group: Any = None) -> Any:
+        group = process_group(group)
         size = _size(group, "prim.all_to_all")
         _check_parts(x, size, "prim.all_to_all")
         if size == 1:
@@ -40,6 +42,7 @@ class CollectiveKernels(Prim):
         return came
 
     def prim_ring_shift(self, x: Tensor, group: Any = None) -> Any:
+        group = process_group(group)
         size = _size(group, "prim.ring_shift")
         if size == 1:
             return x
@@ -51,6 +54,7 @@ class CollectiveKernels(Prim):
         return came
 
     def prim_reduce_scatter(self, x: Tensor, group: Any = None) -> Any:
+        group = process_group(group)
         size = _size(group, "prim.reduce_scatter")
         _check_parts(x, size, "prim.reduce_scatter")
         if size == 1:
@@ -63,6 +67,7 @@ class CollectiveKernels(Prim):
         if reduction not in _REDUCTIONS:
             of = "the reduction of prim.all_reduce"
             raise ArgumentError(expected(f"one of {', '.join(_REDUCTIONS)}", of=of, got=repr(reduction), do="name one of these"))
+        group = process_group(group)
         size = _size(group, "prim.all_reduce")
         if size == 1:
             return x

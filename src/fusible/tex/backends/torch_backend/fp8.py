@@ -9,7 +9,7 @@ import torch.distributed
 from torch import Tensor
 
 from fusible.tex.enums import DType
-from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
+from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format, process_group
 
 __all__ = ["decode", "encode", "reduced", "scale_from_amax", "tensor_amax", "transpose_bytes"]
 
@@ -67,7 +67,8 @@ def scale_from_amax(amax: Tensor, dtype: DType, power_of_two: bool, epsilon: flo
 def reduced(amax: Tensor, quantizer: Any) -> Tensor:
     """The amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
     if quantizer.with_amax_reduction:
-        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=getattr(quantizer, "amax_reduction_group", None))
+        group = process_group(getattr(quantizer, "amax_reduction_group", None))
+        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=group)
     return amax
 
 
