@@ -188,6 +188,8 @@ FUSIBLE_NUM_THREADS = Knob(
     "FUSIBLE_NUM_THREADS", _threads, 0, f"a number of threads up to {_MOST_THREADS}", "threads of the native kernels; default (0): torch's own number"
 )
 
+RANK = Knob("RANK", _threads, 0, "a number from 0 on", "which of the processes that torchrun has started this one is")
+WORLD_SIZE = Knob("WORLD_SIZE", _threads, 1, "a number of processes", "how many processes torchrun has started")
 FUSIBLE_RUN = Knob(
     "FUSIBLE_RUN", json.loads, None, "what fusible run sets it to", "set by fusible run, for the processes that its program starts to be served too"
 )

@@ -214,6 +214,49 @@ def _(draw: Draw) -> Given:
     return Given({**given.arguments, "reduction": draw.of("sum", "max", "mean")}, given.wanted)
 
 
+@word("all_to_all")
+def _(draw: Draw) -> Given:
+    return WORDS["all_gather"](draw)
+
+
+@word("ring_shift")
+def _(draw: Draw) -> Given:
+    return WORDS["all_gather"](draw)
+
+
+@word("own_rows")
+def _(draw: Draw) -> Given:
+    size = draw.of(1, 2, 3)
+    rank, x = draw.of(*range(size)), draw.tensor(size * draw.rows(), draw.columns())
+    return Given({"x": x, "rank": rank, "size": size}, [Wanted(f64(x).chunk(size)[rank] if len(f64(x)) else f64(x), exact=True, type=x.type)])
+
+
+@word("bytes_gathered")
+def _(draw: Draw) -> Given:
+    shape, type, processes = (draw.rows(), draw.columns()), draw.of(*FLOATS), draw.of(1, 2, 4)
+    return Given({"shape": shape, "type": type, "processes": processes}, _gives([processes * shape[0] * shape[1] * nvte.bit_width(type) // 8]))
+
+
+@word("permute")
+def _(draw: Draw) -> Given:
+    x, dims = draw.tensor(draw.rows(), draw.of(1, 2, 3), draw.columns()), draw.of((0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0))
+    return Given({"x": x, "dims": dims}, [Wanted(f64(x).permute(dims).contiguous(), exact=True, type=x.type)])
+
+
+@word("merge_attention")
+def _(draw: Draw) -> Given:
+    count, length, heads, width, kind = draw.of(1, 2), draw.of(1, 3, 8), draw.of(1, 2), draw.of(1, 4), DType.Float32
+    o, o_step = (draw.tensor(count * length, heads, width, type=kind) for _ in range(2))
+    stats, stats_step = (draw.tensor(count, heads, length, 1, type=kind) for _ in range(2))
+    both = torch.stack([f64(stats), f64(stats_step)])
+    total = both.logsumexp(0)
+    first, second = ((part - total).exp().transpose(1, 2).reshape(count * length, heads, 1) for part in both)
+    merged, size = first * f64(o) + second * f64(o_step), first * f64(o).abs() + second * f64(o_step).abs()
+    steep = 1 + both.abs().max()
+    arguments = {"o": o, "stats": stats, "o_step": o_step, "stats_step": stats_step, "sequences": nvte.Sequences.equal(count, length, o)}
+    return Given(arguments, [Wanted(merged, 4, size * steep, type=kind), Wanted(total, 4, total.abs() + steep, type=kind)])
+
+
 # Of types, and what holds tensors.
 
 

@@ -233,6 +233,7 @@ def test_nvfp4_with_known_amaxes_refuses_what_is_none(runner: Runner) -> None:
 def test_amaxes_are_reduced_over_a_group(runner: Runner, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As if another member of the group had amaxes four times as large."""
     asked: list[Any] = []
+    group = object()
 
     def all_reduce(amax: Tensor, op: Any, group: Any) -> None:
         asked.append((op, group))
@@ -242,8 +243,8 @@ def test_amaxes_are_reduced_over_a_group(runner: Runner, options: dict[str, Any]
     x = normal(32, 48)
     plain = runner("quantize", tensor=x, quantizer=NVFP4Quantizer(**options))
     assert not asked
-    reduced = runner("quantize", tensor=x, quantizer=NVFP4Quantizer(with_amax_reduction=True, amax_reduction_group="group", **options))
-    assert asked == [(torch.distributed.ReduceOp.MAX, "group")] * 2
+    reduced = runner("quantize", tensor=x, quantizer=NVFP4Quantizer(with_amax_reduction=True, amax_reduction_group=group, **options))
+    assert asked == [(torch.distributed.ReduceOp.MAX, group)] * 2
     assert torch.equal(reduced._amax_rowwise, 4 * plain._amax_rowwise) and torch.equal(reduced._amax_columnwise, 4 * plain._amax_columnwise)
     known = {"rowwise_amax": 4 * plain._amax_rowwise, "columnwise_amax": 4 * plain._amax_columnwise}
     assert same(reduced, runner("nvfp4_quantize_with_amax", tensor=x, quantizer=NVFP4Quantizer(**options), **known))

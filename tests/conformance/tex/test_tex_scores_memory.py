@@ -33,9 +33,15 @@ def backward(problem: attention.Problem, t: torch.dtype) -> dict[str, Any]:
     return {"do": torch.randn_like(o), "o": o, "stats": stats, **arguments}
 
 
+def merged(t: torch.dtype) -> dict[str, Any]:
+    o, lse = torch.randn(2, 128, 4, 64).to(t), torch.randn(2, 4, 128, 1)
+    return {"o": o, "lse": lse, "o_step": torch.randn_like(o), "lse_step": torch.randn_like(lse)}
+
+
 CALLS: dict[str, tuple[str, Callable[[torch.dtype], dict[str, Any]]]] = {
     **{f"prim_attention {name}": ("prim_attention", lambda t, p=p: forward(p, t)) for name, p in CASES.items()},
     **{f"prim_attention_backward {name}": ("prim_attention_backward", lambda t, p=p: backward(p, t)) for name, p in CASES.items()},
+    "prim_attention_merge": ("prim_attention_merge", merged),
 }
 
 

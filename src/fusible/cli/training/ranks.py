@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from fusible import tex
 from fusible.cli.training.options import BYTES, TrainOptions
 from fusible.distributed import local_batch, parallelize
 from fusible.errors import ArgumentError, ExecutionError, expected
+from fusible.knobs import RANK, WORLD_SIZE
 
 __all__ = ["ALONE", "Layout", "Ranks", "launched"]
 
@@ -232,4 +232,4 @@ def _fingerprint(text: str) -> torch.Tensor:
 
 def launched() -> Ranks:
     """The processes that ``torchrun`` has started, or this one alone."""
-    return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    return Ranks(RANK.get(), WORLD_SIZE.get())
