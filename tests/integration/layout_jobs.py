@@ -251,6 +251,8 @@ def refusals(rank: int) -> None:
     odd = fusible.Sequential(linear(h, world + 1), fusible.GELU(), linear(world + 1, h))
     extra = fusible.Sequential(linear(h, h), te_ops.AddExtraInput(), linear(h, h))
     attends = fusible.Sequential(fusible.LayerNorm(3 * h), attention(2, h // 2), fusible.GELU())
+    tied = models.model("mha")
+    tied.body[-1].weight = tied.embedding.weight
     cases: list[tuple[Callable[[], Any], type[FusibleError], str]] = [
         (lambda: parallelize(linear(h, h), None), DTypeError, "the mesh of parallelize: expected a DeviceMesh, got a NoneType"),  # type: ignore[arg-type]
         (lambda: parallelize(linear(h, h), nameless), ArgumentError, "expected a name for each dimension, got none; name its dimensions"),
@@ -261,6 +263,7 @@ def refusals(rank: int) -> None:
         (_own(lambda: fusible.Sequential(shared, fusible.GELU(), shared)), ArgumentError, "modules that stand at one place, got .* at several"),
         (_own(lambda: attends, sequence_parallel=True), ArgumentError, "an op that computes each row from that row alone, got DotProductAttention"),
         (_own(lambda: extra, sequence_parallel=True), ArgumentError, "a model with sequence parallelism: expected no extra inputs"),
+        (_own(lambda: tied), NotServedError, "parameters that one module holds, got embedding.weight and body.* as one; give each module"),
         (_own(lambda: nn.Sequential(nn.Linear(h, h), linear(h, h))), NotServedError, "Fusible's modules and torch.nn.Embedding, got a Linear"),
         (_own(lambda: linear(h, h, accumulate_into_main_grad=True)), NotServedError, r"got Linear\(accumulate_into_main_grad=True\)"),
         (_own(lambda: fusible.quantize_parameters(linear(h, h))), NotServedError, "expected parameters in high precision, got weight of Linear in 8"),
@@ -285,7 +288,7 @@ def refusals(rank: int) -> None:
         with counted() as sent, pytest.raises(error, match=message) as caught:
             call()
         assert not sent and ": expected " in str(caught.value) and "\n" not in str(caught.value)
-    assert not any(isinstance(p, DTensor) for module in (odd, unlike, attends, extra, shared) for p in module.parameters())
+    assert not any(isinstance(p, DTensor) for module in (odd, unlike, attends, extra, shared, tied) for p in module.parameters())
 
 
 def too_few_rows(rank: int) -> None:

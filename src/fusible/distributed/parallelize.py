@@ -89,6 +89,7 @@ def parallelize(
 
 
 def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, shared_output: bool) -> None:
+    _check_untied(model)
     process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
     changes = _changes(model, process, group, sequence_parallel, shared_output)
     others = [module for module in model.modules() if not isinstance(module, BaseModule) and any(True for _ in module.parameters(recurse=False))]
@@ -104,6 +105,17 @@ def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, 
     run(writes)
     for module in others:
         parallelize_module(module, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate(), use_local_output=True))
+
+
+def _check_untied(model: nn.Module) -> None:
+    """Raise where two modules hold one parameter: each would be laid out as its own, and they would train apart."""
+    holders: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            place = f"{path}.{name}" if path else name
+            if parameter is not None and holders.setdefault(id(parameter), place) != place:
+                got, do = f"{holders[id(parameter)]} and {place} as one", "give each module a parameter of its own"
+                raise NotServedError(expected("parameters that one module holds", of="a parallelized model", got=got, do=do))
 
 
 def _check_context(model: nn.Module, mesh: DeviceMesh, way: str) -> None:

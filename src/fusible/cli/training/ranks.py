@@ -125,13 +125,12 @@ class Ranks:
 
     def _check_agreed(self, facts: Mapping[str, str]) -> None:
         of_all = tex.prim.all_gather(torch.stack([_fingerprint(value) for value in facts.values()])[None])
-        same = (of_all == of_all[:1]).all(2).tolist()
-        rank, agreed = next(((rank, agreed) for rank, agreed in enumerate(same) if not all(agreed)), (0, []))
-        names = [name for name, alike in zip(facts, agreed or [True] * len(facts), strict=True) if not alike]
-        if names:
-            shown = f" (rank {self.rank} has {', '.join(f'{name} {facts[name]}' for name in names)})"
-            do = "start all ranks by one command, on one version"
-            raise ArgumentError(expected("what rank 0 has", of=f"rank {rank}", got=f"another {', another '.join(names)}{shown}", do=do))
+        for rank, differs in enumerate((of_all != of_all[:1]).any(2).tolist()):
+            names = [name for name, other in zip(facts, differs, strict=True) if other]
+            if names:
+                shown = f" (rank {self.rank} has {', '.join(f'{name} {facts[name]}' for name in names)})"
+                do = "start all ranks by one command, on one version"
+                raise ArgumentError(expected("what rank 0 has", of=f"rank {rank}", got=f"another {', another '.join(names)}{shown}", do=do))
 
     def reached(self, place: str) -> None:
         """Tell the others where this process is, for what they say should it not answer."""
