@@ -128,6 +128,7 @@ ALLOWED = {
 }
 ALSO = {
     **{(word, "window_size"): "a window may be wider than any sequence" for word in ("attention", "attention_cached", "dattention")},
+    ("bytes_gathered", "shape"): "a question about any shape",
     ("has_own_blocks", "shape"): "a question about any shape",
     ("multi_cast_transpose_checked", "types"): "None asks for nothing",
     ("rows_together", "types"): "a question about any types",

@@ -39,10 +39,17 @@ __all__ = [
 
 
 def process_group(group: Any) -> Any:
-    """A group of processes as ``torch.distributed`` takes it, from one or its name. Models name their groups: a name can be copied, and saved."""
+    """A group of processes as ``torch.distributed`` takes it, from one or its name. Models name their groups: a name can be copied, and saved.
+
+    Raises ``ArgumentError`` where no group has that name.
+    """
     if not isinstance(group, str):
         return group
-    return torch.distributed.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # pyright: ignore
+    try:
+        return torch.distributed.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # pyright: ignore
+    except RuntimeError:
+        wanted, do = "the name of a group of this process", "make it by torch.distributed first, as the process that made the model did"
+        raise ArgumentError(expected(wanted, of="a group of processes", got=repr(group), do=do)) from None
 
 
 class TensorLike(Protocol):
