@@ -194,7 +194,122 @@ def _(draw: Draw) -> Given:
     return Given({"dy": dy, "sizes": sizes, "bias": bias, "type": type}, [Wanted(value, dy.shape[1], size, type=type)])
 
 
+# Experts.
+
+
+def _routed(draw: Draw) -> tuple[Tensor, int, torch.Tensor]:
+    """The experts of each token, their number, and the places of tokens' copies in the order of experts, as ``t k + j``."""
+    count = draw.of(1, 2, 4, 8)
+    tokens, k = draw.rows(), draw.of(*range(1, min(count, 4) + 1))
+    chosen = torch.rand(tokens, count, generator=draw.generator).argsort(1)[:, :k]
+    return nvte.make_nvte_tensor(chosen.to(torch.int32)), count, chosen.flatten().argsort(stable=True)
+
+
+def _row_map(order: torch.Tensor, k: int) -> Tensor:
+    return nvte.make_nvte_tensor(order.argsort().view(-1, k).T.flatten().to(torch.int32))
+
+
+def _probs(draw: Draw, experts: Tensor) -> Tensor:
+    return draw.tensor(*experts.shape, type=DType.Float32)
+
+
+@word("top_experts")
+def _(draw: Draw) -> Given:
+    count = draw.of(1, 2, 4, 8)
+    logits, k = draw.tensor(draw.rows(), count), draw.of(*range(1, min(count, 4) + 1))
+    best, chosen = f64(logits).sort(dim=1, descending=True, stable=True)
+    probs = Wanted(best[:, :k].softmax(1), 2 * count, type=logits.type, rounded=(logits.type,))
+
+    def check(found: Any) -> None:
+        assert share(found[0], probs, logits.type) <= 1
+        assert torch.equal(found[1].data.long(), chosen[:, :k])
+
+    return Given({"logits": logits, "k": k}, check)
+
+
+@word("dtop_experts")
+def _(draw: Draw) -> Given:
+    count = draw.of(1, 2, 4, 8)
+    logits, k = draw.tensor(draw.rows(), count, type=DType.Float32), draw.of(*range(1, min(count, 4) + 1))
+    dprobs, (_, experts, scores) = draw.tensor(logits.shape[0], k, type=DType.Float32), nvte.top_experts(logits, k)
+    x = f64(logits).requires_grad_()
+    x.gather(1, experts.data.long()).softmax(1).backward(f64(dprobs))
+    assert x.grad is not None
+    wanted = Wanted(x.grad, 4 * count, f64(dprobs).abs().sum(1, keepdim=True).expand_as(x), type=DType.Float32)
+    return Given({"dprobs": dprobs, "experts": experts, "scores": scores}, [wanted])
+
+
+@word("count_experts")
+def _(draw: Draw) -> Given:
+    experts, count, _ = _routed(draw)
+    return Given({"experts": experts, "count": count}, [Wanted(experts.data.flatten().bincount(minlength=count).double(), exact=True)])
+
+
+@word("moe_permute")
+def _(draw: Draw) -> Given:
+    experts, _, order = _routed(draw)
+    x, k = draw.tensor(experts.shape[0], draw.columns()), experts.shape[1]
+
+    def check(found: Any) -> None:
+        assert torch.equal(f64(found[0]), f64(x)[order // k]) and torch.equal(found[1].data, _row_map(order, k).data)
+
+    return Given({"x": x, "experts": experts}, check)
+
+
+@word("dmoe_permute")
+def _(draw: Draw) -> Given:
+    experts, _, order = _routed(draw)
+    k = experts.shape[1]
+    drows = draw.tensor(len(order), draw.columns())
+    copies = f64(drows)[order.argsort()].view(-1, k, drows.shape[1])
+    wanted = Wanted(copies.sum(1), k, copies.abs().sum(1), type=drows.type)
+    return Given({"drows": drows, "row_map": _row_map(order, k), "k": k}, [wanted])
+
+
+@word("moe_unpermute")
+def _(draw: Draw) -> Given:
+    experts, _, order = _routed(draw)
+    k, probs = experts.shape[1], _probs(draw, experts)
+    rows = draw.tensor(len(order), draw.columns())
+    copies = f64(rows)[order.argsort()].view(-1, k, rows.shape[1]) * f64(probs)[..., None]
+    wanted = Wanted(copies.sum(1), k, copies.abs().sum(1), type=rows.type)
+    return Given({"rows": rows, "row_map": _row_map(order, k), "probs": probs}, [wanted])
+
+
+@word("dmoe_unpermute")
+def _(draw: Draw) -> Given:
+    experts, _, order = _routed(draw)
+    k, probs, kind = experts.shape[1], _probs(draw, experts), draw.type()
+    rows = draw.tensor(len(order), draw.columns(), type=kind)
+    dy = draw.tensor(experts.shape[0], rows.shape[1], type=kind)
+    copies = f64(rows)[order.argsort()].view(-1, k, rows.shape[1])
+    drows = (f64(dy)[:, None] * f64(probs)[..., None]).flatten(0, 1)[order]
+    products = f64(dy)[:, None] * copies
+    wanted = [Wanted(drows, type=kind), Wanted(products.sum(2), rows.shape[1], products.abs().sum(2), type=DType.Float32)]
+    return Given({"dy": dy, "rows": rows, "row_map": _row_map(order, k), "probs": probs}, wanted)
+
+
 # Between processes, of which there is one.
+
+
+@word("exchange_groups")
+def _(draw: Draw) -> Given:
+    sizes, counts = _groups(draw)
+    x = draw.tensor(sum(counts), draw.columns())
+
+    def check(found: Any) -> None:
+        y, own, came = found
+        assert torch.equal(f64(y), f64(x)) and own.data.tolist() == counts and came.data.tolist() == [counts]
+
+    return Given({"x": x, "sizes": sizes, "group": None}, check)
+
+
+@word("return_groups")
+def _(draw: Draw) -> Given:
+    sizes, counts = _groups(draw)
+    y = draw.tensor(sum(counts), draw.columns())
+    came = nvte.make_nvte_tensor(torch.tensor([counts]))
+    return Given({"y": y, "sizes": sizes, "counts": came, "group": None}, [Wanted(f64(y), exact=True, type=y.type)])
 
 
 @word("all_gather")

@@ -32,7 +32,9 @@ __all__ = ["Agreement", "Verdict", "check_backend", "check_record", "crossing_fo
 
 Call = Callable[..., Any]
 
-_OF_A_GROUP = frozenset({"prim_all_gather", "prim_all_reduce", "prim_all_to_all", "prim_reduce_scatter", "prim_ring_shift"})
+_OF_A_GROUP = frozenset(
+    {"prim_all_gather", "prim_all_reduce", "prim_all_to_all", "prim_exchange_groups", "prim_reduce_scatter", "prim_return_groups", "prim_ring_shift"}
+)
 """Functions that several processes call together. A sample of the table is a call by one process."""
 
 _COPIES = ("rowwise", "columnwise")

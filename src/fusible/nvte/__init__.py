@@ -13,6 +13,7 @@ from fusible.nvte.dropout import *
 from fusible.nvte.dtype import *
 from fusible.nvte.elementwise import *
 from fusible.nvte.execution import *
+from fusible.nvte.experts import *
 from fusible.nvte.flatten import *
 from fusible.nvte.frameworks import *
 from fusible.nvte.grouped import *

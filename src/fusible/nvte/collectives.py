@@ -27,10 +27,12 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "bytes_gathered",
+    "exchange_groups",
     "has_own_blocks",
     "over",
     "own_rows",
     "reduce_scatter",
+    "return_groups",
     "ring_shift",
     "share_amax",
 ]
@@ -113,6 +115,20 @@ def all_to_all(x: Tensor, group: Group) -> Tensor:
 def ring_shift(x: Tensor, group: Group) -> Tensor:
     """What the process before has of ``x``, unquantized; the next one gets this one's."""
     return Tensor(tex.prim.ring_shift(x.data, group), x.type)
+
+
+def exchange_groups(x: Tensor, sizes: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+    """``(y, own, counts)``: of the groups that ``sizes [groups]`` makes of the rows of ``x``, unquantized, rank r gets the r-th of equal shares from
+    every process. ``y`` has this process's groups one after another, of ``own`` rows, int64 ``[groups / processes]``; ``counts``, int64 ``[processes,
+    groups / processes]``, says how many came from whom."""
+    y, counts = tex.prim.exchange_groups(x.data, sizes.data, group)
+    own = tex.prim.row_sum(tex.prim.cast(counts, DType.Float32))
+    return Tensor(y, x.type), Tensor(tex.prim.cast(own, DType.Int64), DType.Int64), Tensor(counts, DType.Int64)
+
+
+def return_groups(y: Tensor, sizes: Tensor, counts: Tensor, group: Group) -> Tensor:
+    """The inverse of ``exchange_groups``: every row back where it came from."""
+    return Tensor(tex.prim.return_groups(y.data, sizes.data, counts.data, group), y.type)
 
 
 def own_rows(x: Tensor, rank: int, size: int) -> Tensor:

@@ -10,6 +10,7 @@ from fusible.ops.collectives import *
 from fusible.ops.context_parallel import *
 from fusible.ops.dropout import *
 from fusible.ops.elementary import *
+from fusible.ops.experts import *
 from fusible.ops.extra import *
 from fusible.ops.grouped_mmt import *
 from fusible.ops.mmt import *

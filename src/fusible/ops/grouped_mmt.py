@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 from fusible import nvte
-from fusible.errors import ShapeError, expected
+from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.nvte import DType, Tensor
 from fusible.ops.op import Context, Op, check_width
+from fusible.ops.sharing import Part, Process
 from fusible.ops.types_by_name import Reads
 from fusible.quantized import QuantizerRole
 
@@ -25,7 +27,11 @@ class GroupedMMT(Op):
     Every group is quantized by itself, with zeros after its rows where the format wants whole blocks (MXFP8: of 32, NVFP4: of 16): the x, weight and
     dy of group ``i`` are named ``x<i>``, ``weight<i>`` and ``dy<i>``. ``deferred(op, x, dy)``, where given, is handed what the gradients of the
     weights are made of (``dweights``), and backward gives none.
+
+    Where processes share out the groups (``share_groups``), one has ``groups`` of them, from ``first`` on; names are those of all.
     """
+
+    first = 0
 
     def __init__(
         self,
@@ -133,6 +139,15 @@ class GroupedMMT(Op):
         check_width(self, self.columns, width)
         return self.rows
 
+    def share_groups(self, process: Process) -> Self:
+        """The op of one process, which has an equal share of the groups; its parameters are still those of all. Raises ``ShapeError`` where they
+        cannot be shared out equally, ``ArgumentError`` where each group has parameters of its own."""
+        if any(name not in ("weight", "bias") for name in self.arg_names):
+            of, do = f"the parameters of {self!r}", "hold the weights of all groups as one"
+            raise ArgumentError(expected("one for all groups that are shared out", of=of, got="one for each", do=do))
+        own = Part(self.groups, name="experts").of(process)
+        return self.with_(first=own.start, groups=len(own))
+
     def extra_repr(self) -> str:
         return f"{self.groups} groups, {self.columns} -> {self.rows}"
 
@@ -145,7 +160,11 @@ class GroupedMMT(Op):
                 raise ShapeError(expected(f"one number for each of {rows} rows", of=of, got=list(tensor.shape), do="give every row one"))
 
     def _types(self, name: str) -> list[nvte.Type]:
-        return [getattr(self, f"{own}_dtype") for own in self._groups_of[name]]
+        return [getattr(self, f"{own}_dtype") for own in self._own(name)]
+
+    def _own(self, name: str) -> tuple[str, ...]:
+        """The names of this process's groups' ``x``, ``weight`` or ``dy``."""
+        return self._groups_of[name][self.first : self.first + self.groups]
 
     @property
     def _multiple(self) -> int:
@@ -157,7 +176,7 @@ class GroupedMMT(Op):
 
     @property
     def parts(self) -> Mapping[str, tuple[str, ...]]:
-        return {"weight": self._groups_of["weight"]} if self.whole_weight else {}
+        return {"weight": self._own("weight")} if self.whole_weight else {}
 
     def _weights(self) -> Sequence[Tensor] | Tensor:
         """The weights of the groups in the types of the products."""

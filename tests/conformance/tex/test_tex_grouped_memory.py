@@ -157,7 +157,15 @@ QUERIES = {
 }
 """Neither take nor give a tensor."""
 
-COLLECTIVES = {"prim_all_gather", "prim_all_reduce", "prim_all_to_all", "prim_reduce_scatter", "prim_ring_shift"}
+COLLECTIVES = {
+    "prim_all_gather",
+    "prim_all_reduce",
+    "prim_all_to_all",
+    "prim_exchange_groups",
+    "prim_reduce_scatter",
+    "prim_return_groups",
+    "prim_ring_shift",
+}
 """Their memory is torch.distributed's; what several processes give is in tests/integration/test_parallel_linear.py."""
 
 

@@ -50,7 +50,9 @@ SOME: dict[tuple[str, str], tuple[int, ...]] = {
     ("nvfp4_multi_tensor_compute_partial_amax", "h_list"): (99,),
     ("nvfp4_multi_tensor_compute_partial_amax", "start_offset_list"): (99,),
     ("prim_permute", "dims"): (-1,),
+    ("prim_put_along", "indices"): EXTREMES,  # what is no column is left out
     ("prim_reshape", "shape"): (-1,),
+    ("prim_take_along", "indices"): EXTREMES,
     ("splits_to_offsets", "first_dims"): (99, 2**31 - 1, 2**40 + 1, 2**62),  # offsets of narrow matrices
     ("splits_to_offsets_multi", "split_sizes"): (99, 2**31 - 1),
     ("splits_to_offsets_multi", "strides"): EXTREMES,  # of no rows

@@ -52,6 +52,33 @@ def row_sum(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{list(x.shape)}-fp32", {"x": x, "dtype": torch.float32}, (Output(None, rows.sum(0), torch.float32, rows.shape[0], size),))
 
 
+@record("prim_take_along")
+def take_along(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Of several columns, some of them no columns; of one; of none; of no rows."""
+    for rows, columns, count in ((5, 7, 3), (64, 33, 1), (3, 4, 0), (0, 3, 2)):
+        x = random(generator, (rows, columns), dtype)
+        for kind in (torch.int32, torch.int64):
+            indices = torch.randint(-2, columns + 2, (rows, count), generator=generator, dtype=kind)
+            inside = (indices >= 0) & (indices < columns)
+            taken = x.double().gather(1, indices.long().clamp(0, columns - 1)).masked_fill(~inside, 0.0)
+            yield Sample(f"{rows} x {columns}, {count} of {kind}", {"x": x, "indices": indices}, (Output(None, taken, dtype, 0),))
+
+
+@record("prim_put_along")
+def put_along(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """To several columns, some of them twice, some no columns; to one; to none; of no rows."""
+    for rows, columns, count in ((5, 7, 3), (33, 3, 8), (64, 33, 1), (3, 4, 0), (0, 3, 2)):
+        y = random(generator, (rows, count), dtype)
+        indices = torch.randint(-1, columns + 1, (rows, count), generator=generator)
+        whole, size = torch.zeros(2, rows, columns, dtype=torch.float64)
+        for r, k in itertools.product(range(rows), range(count)):
+            if 0 <= (c := int(indices[r, k])) < columns:
+                whole[r, c] += y[r, k].double()
+                size[r, c] += y[r, k].double().abs()
+        output = Output(None, whole, dtype, count, size.max().item() if size.numel() else 1.0)
+        yield Sample(f"{rows} x {columns}, {count}", {"y": y, "indices": indices, "columns": columns}, (output,))
+
+
 @record("prim_transpose")
 def transpose(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for shape in ((5, 3), (61, 71), (0, 3)):

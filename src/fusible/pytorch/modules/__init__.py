@@ -7,6 +7,7 @@ from fusible.pytorch.modules.activation import *
 from fusible.pytorch.modules.attention import *
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod, has_hooks
 from fusible.pytorch.modules.dropout import *
+from fusible.pytorch.modules.experts import *
 from fusible.pytorch.modules.linear import *
 from fusible.pytorch.modules.normalization import LayerNorm, RMSNorm
 from fusible.pytorch.modules.sequential import Residual, Sequential

@@ -15,7 +15,7 @@ from fusible.pytorch.quantized_init import as_parameter
 __all__ = ["Linear"]
 
 
-def _default_weight_init_method(weight: torch.Tensor) -> torch.Tensor:
+def default_weight_init_method(weight: torch.Tensor) -> torch.Tensor:
     """Uniform in ``+-1/sqrt(in_features)``, as ``nn.Linear``."""
     return nn.init.kaiming_uniform_(weight, a=math.sqrt(5.0))
 
@@ -38,7 +38,7 @@ class Linear(BaseModule):
         out_features: int,
         bias: bool = True,
         param_dtype: torch.dtype | None = None,
-        weight_init_method: ParameterInitMethod = _default_weight_init_method,
+        weight_init_method: ParameterInitMethod = default_weight_init_method,
         bias_init_method: ParameterInitMethod | None = None,
         device: torch.device | str | None = None,
         accumulate_into_main_grad: bool = False,

@@ -15,7 +15,8 @@ from fusible.tex.calls.argument_kinds import Kind, kind_of
 __all__ = ["check_constructor", "check_forward", "kinds_of", "looked_at"]
 
 _MEANT = {
-    **dict.fromkeys(("in_features", "out_features", "features", "heads", "head_width", "size", "num_groups", "sequences", "capacity"), "Count"),
+    **dict.fromkeys(("in_features", "out_features", "inner_features", "features", "heads", "head_width"), "Count"),
+    **dict.fromkeys(("experts", "top_k", "size", "num_groups", "sequences", "capacity"), "Count"),
     "device": "DeviceName | None",
     "fp8_dtype": "FP8Format",
     "groups": "Count | None",

@@ -81,6 +81,20 @@ class Prim:
     def prim_unpad_groups(self, x: Tensor, sizes: Tensor, multiple: Count, rows: Size) -> Any:
         """``[rows, columns]``: the rows that ``prim_pad_groups`` would have put into ``x``, where they were; 0 beyond the last group."""
 
+    @function("x", x="real [r n]", indices="integer [r k]")
+    def prim_take_along(self, x: Tensor, indices: Tensor) -> Any:
+        """``y[r, k] = x[r, indices[r, k]]``: of each row of ``x [rows, columns]`` the entries at its ``indices [rows, k]``, int32 or int64.
+
+        In the dtype of ``x``; 0 for an index that is no column.
+        """
+
+    @function("y", y="real [r k]", indices="integer [r k]")
+    def prim_put_along(self, y: Tensor, indices: Tensor, columns: Size) -> Any:
+        """The gradient of ``prim_take_along``: ``x[r, c]`` is the sum of those ``y[r, k]`` of which ``indices[r, k]`` is ``c``.
+
+        ``[rows, columns]`` in the dtype of ``y``, added up in fp32 and rounded once. What has an index that is no column is left out.
+        """
+
     @function("like")
     def prim_rope_angles(self, positions: Size, width: Size, base: Positive, like: Tensor) -> Any:
         """Rotary angles ``p * base**(-2 i / width)`` for the first ``positions`` positions, as ``fused_rope_forward`` takes them.
@@ -225,6 +239,21 @@ class Prim:
     def prim_ring_shift(self, x: Tensor, group: Any = None) -> Any:
         """What the rank before has: ``x`` goes to the next rank of ``group``, and from the last to the first. Any dtype, the same shape in every
         process."""
+
+    @function("x", x="any [r n]", sizes="integer [g]")
+    def prim_exchange_groups(self, x: Tensor, sizes: Tensor, group: Any = None) -> tuple[Any, Any]:
+        """``(y, counts)``: of the groups of rows of ``x`` the r-th of equal shares goes to rank r of ``group``, from every process.
+
+        Group ``i`` has the ``sizes[i]`` rows (int32 or int64 ``[groups]``, the same number of groups in every process) after those of the groups
+        before it; all rows of ``x [rows, columns]`` belong to groups. ``y [rows', columns]`` has this process's ``groups / processes`` groups one
+        after another, in each the rows of all processes in the order of their ranks. ``counts``, int64 ``[processes, groups / processes]``, where
+        ``sizes`` lie: how many came from whom. The host reads them. Raises ``ShapeError`` where the groups cannot be shared out equally, or have
+        other rows than ``x``, before anything is sent.
+        """
+
+    @function("y", y="any [r n]", sizes="integer [g]", counts="int64 [p own]")
+    def prim_return_groups(self, y: Tensor, sizes: Tensor, counts: Tensor, group: Any = None) -> Any:
+        """The inverse of ``prim_exchange_groups``: every row back in the process and the place that it came from. ``sizes``, ``counts``: as there."""
 
     @function("o", o="real [b s h d]", lse="fp32|fp64 [b h s 1]", o_step="=o [b s h d]", lse_step="=lse [b h s 1]", before="*")
     def prim_attention_merge(self, o: Tensor, lse: Tensor, o_step: Tensor, lse_step: Tensor) -> tuple[Any, Any]:

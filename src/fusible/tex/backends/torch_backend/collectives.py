@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import accumulator, process_group
+from fusible.tex.protocol import accumulator, check_shape, process_group
 
 __all__ = ["CollectiveKernels"]
 
@@ -53,6 +53,27 @@ class CollectiveKernels(Prim):
             work.wait()
         return came
 
+    def prim_exchange_groups(self, x: Tensor, sizes: Tensor, group: Any = None) -> tuple[Any, Any]:
+        group = process_group(group)
+        size = _size(group, "prim.exchange_groups")
+        _check_parts(sizes, size, "prim.exchange_groups", "sizes")
+        _check_groups(x, sizes, "x of prim.exchange_groups")
+        sent = sizes.to(torch.int64).view(size, -1)
+        counts = sent
+        if size > 1:
+            counts = torch.empty_like(sent)
+            dist.all_to_all_single(counts, sent.contiguous(), group=group)
+        came = _exchanged(x, sent, counts, group)
+        return _in_order(came, counts), counts
+
+    def prim_return_groups(self, y: Tensor, sizes: Tensor, counts: Tensor, group: Any = None) -> Any:
+        group = process_group(group)
+        size = _size(group, "prim.return_groups")
+        _check_parts(sizes, size, "prim.return_groups", "sizes")
+        _check_groups(y, counts, "y of prim.return_groups")
+        check_shape(counts, (size, len(sizes) // size), "counts of prim.return_groups")
+        return _exchanged(_in_order(y, counts.T), counts, sizes.to(torch.int64).view(size, -1), group)
+
     def prim_reduce_scatter(self, x: Tensor, group: Any = None) -> Any:
         group = process_group(group)
         size = _size(group, "prim.reduce_scatter")
@@ -87,11 +108,36 @@ def _size(group: Any, of: str) -> int:
     return size
 
 
-def _check_parts(x: Tensor, size: int, of: str) -> None:
+def _check_parts(x: Tensor, size: int, of: str, name: str = "x") -> None:
     _check_rows(x, of)
     if x.shape[0] % size:
         do = f"give a multiple of {size}, the processes of the group"
-        raise ShapeError(expected(f"a first dimension that {size} divides", of=f"x of {of}", got=list(x.shape), do=do))
+        raise ShapeError(expected(f"a first dimension that {size} divides", of=f"{name} of {of}", got=list(x.shape), do=do))
+
+
+def _check_groups(x: Tensor, sizes: Tensor, of: str) -> None:
+    """Raise ``ShapeError`` unless the groups have all rows of ``x``, and none has fewer than 0."""
+    rows = int(sizes.sum())
+    if rows != len(x) or (sizes < 0).any():
+        raise ShapeError(expected(f"{rows} rows, those of the groups", of=of, got=len(x), do="give each row to a group"))
+
+
+def _exchanged(x: Tensor, sent: Tensor, counts: Tensor, group: Any) -> Tensor:
+    """The rows of ``x``, of which rank r gets the ``sent[r]``, summed; it gives the ``counts[r]``."""
+    if len(sent) == 1:
+        return x
+    splits = [each.sum(1).tolist() for each in (counts, sent)]
+    came = x.new_empty((sum(splits[0]), x.shape[1]))
+    dist.all_to_all_single(came, x.contiguous(), *splits, group=group)
+    return came
+
+
+def _in_order(x: Tensor, counts: Tensor) -> Tensor:
+    """Pieces of ``counts [a, b]`` rows, which lie in the order of the first dimension, in that of the second."""
+    if 1 in counts.shape:
+        return x
+    pieces = x.split(counts.flatten().tolist())
+    return torch.cat([piece for b in range(counts.shape[1]) for piece in pieces[b :: counts.shape[1]]])
 
 
 def _check_rows(x: Tensor, of: str) -> None:

@@ -15,7 +15,7 @@ from fusible.tex.backends.torch_backend.random import words
 from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.formulas.prim import PrimFormulas
 from fusible.tex.interface.arguments import DTypeLike
-from fusible.tex.protocol import accumulator, to_torch
+from fusible.tex.protocol import accumulator, check_shape, to_torch
 
 __all__ = ["PrimKernels"]
 
@@ -50,6 +50,16 @@ class PrimKernels(TorchKernels, PrimFormulas):
             part.copy_(words(seed, counter) >= drop_threshold(probability))
             first += part.numel()
         return mask
+
+    def prim_take_along(self, x: Tensor, indices: Tensor) -> Any:
+        inside = (indices >= 0) & (indices < x.shape[1])
+        return x.gather(1, indices.long().masked_fill(~inside, 0)).masked_fill_(~inside, 0) if x.shape[1] else x.new_zeros(indices.shape)
+
+    def prim_put_along(self, y: Tensor, indices: Tensor, columns: int) -> Any:
+        check_shape(indices, y.shape, "indices of prim.put_along")
+        places = indices.long().masked_fill((indices < 0) | (indices > columns), columns)  # the last column takes what has none
+        whole = wide(y).new_zeros((y.shape[0], columns + 1)).scatter_add_(1, places, wide(y))
+        return whole[:, :columns].to(y.dtype, memory_format=torch.contiguous_format)
 
     def prim_pad_groups(self, x: Tensor, sizes: Tensor, multiple: int) -> tuple[Any, Any]:
         rows, padded = x.shape[0], _rounded_up(sizes, multiple)

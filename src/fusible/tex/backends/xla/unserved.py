@@ -14,9 +14,10 @@ from fusible.tex.interface.swizzle import Swizzle
 __all__ = ["REASONS"]
 
 _WITHOUT_TENSORS = "serves calls on tensors that record, and this one takes none"
+_OF_EXPERTS = "compiles programs that do the same whatever the values, and this moves rows to where a router's values send them"
 _CATEGORIES: dict[type, str] = {
     ContextParallel: "compiles programs of one process, and this is a step of attention over the parts that several have of a sequence",
-    MoE: "serves what operations and optimizers of Fusible record, and none of them routes tokens to experts",
+    MoE: _OF_EXPERTS,
     Platform: _WITHOUT_TENSORS,
     ShardedCast: "compiles programs of one process, and this is a step of casting weights that are sharded over several",
     Swizzle: "multiplies by scales in the order in which it makes them, and leaves that of tensor cores to calls on real tensors",
@@ -30,11 +31,14 @@ _FUNCTIONS: dict[str, Sequence[str]] = {
         "get_fused_attn_backend",
         "get_grouped_gemm_setup_workspace_size",
     ),
+    _OF_EXPERTS: ("prim_put_along", "prim_take_along"),
     "compiles programs of one process, and it takes those of a group": (
         "prim_all_gather",
         "prim_all_reduce",
         "prim_all_to_all",
+        "prim_exchange_groups",
         "prim_reduce_scatter",
+        "prim_return_groups",
         "prim_ring_shift",
     ),
     "records values, which have no place in memory, and this reads or gives one": (
