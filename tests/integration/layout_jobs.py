@@ -64,15 +64,16 @@ Dimensions = tuple[tuple[str, int], ...]
 
 
 def trained_in_parts(dimensions: Dimensions, kind: str, recipe: str, sequence: bool, way: str, by_block: bool, steps: int, rank: int) -> Result:
-    """On a mesh: along ``tp`` and ``cp`` by ``parallelize``, and along all but ``tp`` by ``fully_shard``, of the model or (``by_block``) of each of
-    its blocks too."""
+    """On a mesh: along ``tp``, ``ep`` and ``cp`` by ``parallelize``, and along all but the first two by ``fully_shard``, of the model or
+    (``by_block``) of each of its blocks too."""
     mesh = mesh_of(*dimensions)
     gpt = parallelize(models.model(kind), mesh, sequence_parallel=sequence, context_parallel=way)
-    names = tuple(name for name, _ in dimensions if name != "tp")
-    shards = mesh[names]._flatten() if len(names) > 1 else mesh[names[0]]
-    for block in list(gpt.body)[: 2 * models.LAYERS] if by_block else ():
-        fully_shard(block, mesh=shards)
-    fully_shard(gpt, mesh=shards)
+    names = tuple(name for name, _ in dimensions if name not in ("tp", "ep"))
+    if names:
+        shards = mesh[names]._flatten() if len(names) > 1 else mesh[names[0]]
+        for block in list(gpt.body)[: 2 * models.LAYERS] if by_block else ():
+            fully_shard(block, mesh=shards)
+        fully_shard(gpt, mesh=shards)
     result = models.train(gpt, models.RECIPES[recipe], steps, mesh=mesh)
     losses = torch.tensor(result.losses)
     dist.all_reduce(losses)
@@ -148,6 +149,39 @@ def messages_of_context(way: str, causal: bool, dtype: torch.dtype, rank: int) -
             if isinstance(module, fusible.DotProductAttention):
                 vars(module).update(module.exchanged({b.op: b.op.with_(causal=False) for b in module.bound_ops()}))
     return _messages(parallelize(gpt, mesh_of(("cp", dist.get_world_size())), context_parallel=way), "fp32", dtype)
+
+
+def messages_of_experts(rank: int) -> Result:
+    """Of a model laid out along ``ep``. How many rows go to each expert hangs on the tokens: what is derived is what processes send on average."""
+    gpt = parallelize(models.model("moe"), mesh_of(("ep", dist.get_world_size())))
+    x = torch.randn(models.BATCH, models.TOKENS, models.HIDDEN, requires_grad=True)
+    with counted() as sent:
+        y = gpt.body(x)
+        y.backward(torch.ones_like(y))
+    runner = gpt.body.pipeline(0)
+    plan, rows = runner.plan(x.view(-1, models.HIDDEN), runner.parameters(), current_autocast(), True), models.BATCH * models.TOKENS
+    derived = sum(s.message.nbytes for of in ("forward", "backward") for s in messages_of(plan, of, rows))  # type: ignore[arg-type]
+    exchanged = torch.tensor(sum(nbytes * times for (of, nbytes), times in sent.items() if of == "all_to_all"))
+    dist.all_reduce(exchanged)
+    assert exchanged == dist.get_world_size() * derived, (sent, derived)
+    (gradients,) = [nbytes for of, nbytes in sent if of == "all_reduce"]
+    assert runner._shares is not None and gradients == sum(nbytes for _, nbytes in gradient_sums(runner._shares, [True] * len(runner._shares)))
+    return {}
+
+
+def experts_without_tokens(rank: int) -> None:
+    """Tokens that all go to the first expert, which one process has: the others' have none, and gradients of 0."""
+    gpt = parallelize(models.model("moe"), mesh_of(("ep", dist.get_world_size())))
+    experts = next(module for module in gpt.modules() if isinstance(module, fusible.MixtureOfExperts))
+    x = torch.randn(3, models.HIDDEN, requires_grad=True)
+    for recipe in models.RECIPES.values():
+        with torch.no_grad(), fusible.autocast(enabled=recipe is not None, recipe=recipe):
+            experts.router_weight.zero_()  # of equal logits the first is the largest
+            y = experts(x)
+        assert y.shape == x.shape and y.isfinite().all()
+    experts(x).sum().backward()
+    own = models.whole(experts.down_weight.grad).flatten(1).any(1)  # type: ignore[arg-type]
+    assert own.tolist() == [True] * models.TOP_K + [False] * (models.EXPERTS - models.TOP_K)
 
 
 def _messages(gpt: models.GPT, recipe: str, dtype: torch.dtype) -> Result:
@@ -247,6 +281,10 @@ def refusals(rank: int) -> None:
     experts = mesh_of(("ep", world))
     shared, sequences = linear(h, h), mesh_of(("cp", world))
     heads = fusible.Sequential(attention(world + 1, 4))
+
+    def of_experts(count: int) -> fusible.Sequential:
+        return fusible.Sequential(fusible.MixtureOfExperts(h, h, count))
+
     unlike = fusible.Sequential(linear(h, 3 * (world + 1) * 4), attention(world + 1, 4), linear((world + 1) * 4, h))
     odd = fusible.Sequential(linear(h, world + 1), fusible.GELU(), linear(world + 1, h))
     extra = fusible.Sequential(linear(h, h), te_ops.AddExtraInput(), linear(h, h))
@@ -257,7 +295,12 @@ def refusals(rank: int) -> None:
         (lambda: parallelize(linear(h, h), None), DTypeError, "the mesh of parallelize: expected a DeviceMesh, got a NoneType"),  # type: ignore[arg-type]
         (lambda: parallelize(linear(h, h), nameless), ArgumentError, "expected a name for each dimension, got none; name its dimensions"),
         (lambda: parallelize(linear(h, h), foreign), ArgumentError, "expected known dimensions, got 'model'; .* dp_replicate, dp_shard, cp, ep, tp"),
-        (lambda: parallelize(linear(h, h), experts), ArgumentError, f"got 'ep' of {world}"),
+        (lambda: parallelize(linear(h, h), experts), ArgumentError, "along 'ep': expected a MixtureOfExperts, got none"),
+        (
+            lambda: parallelize(of_experts(world + 1), experts),
+            ShapeError,
+            f"the experts that are shared out: .* multiple of {world}, .*, got {world + 1}",
+        ),
         (_own(lambda: odd), ShapeError, f"the columns that are shared out: expected a multiple of {world}, the processes .*, got {world + 1}"),
         (_own(lambda: unlike), ShapeError, f"the query heads that are shared out: expected a multiple of {world}, .*, got {world + 1}"),
         (_own(lambda: fusible.Sequential(shared, fusible.GELU(), shared)), ArgumentError, "modules that stand at one place, got .* at several"),

@@ -11,11 +11,24 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import fusible
-from fusible import GELU, GroupedQuerySelfAttention, LayerNorm, Linear, MultiHeadedSelfAttention, QKNorm, Residual, RMSNorm, Sequential, SwiGLU
+from fusible import (
+    GELU,
+    GroupedQuerySelfAttention,
+    LayerNorm,
+    Linear,
+    MixtureOfExperts,
+    MultiHeadedSelfAttention,
+    QKNorm,
+    Residual,
+    RMSNorm,
+    Sequential,
+    SwiGLU,
+)
 from fusible.distributed import local_batch
 from fusible.quantized import Recipe
 
 HIDDEN, HEADS, VOCABULARY, BATCH, TOKENS, LAYERS = 64, 4, 96, 4, 32, 2
+EXPERTS, TOP_K = 8, 2
 
 RECIPES: dict[str, Recipe | None] = {
     "fp32": None,
@@ -27,12 +40,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 class GPT(nn.Module):
-    """``kind``: "mha" (as the demo's model), or with RMS norms, grouped keys of normed heads and gates: "gqa" of 2 groups, "mqa" of 1."""
+    """``kind``: "mha" (as the demo's model), or with RMS norms, grouped keys of normed heads and gates: "gqa" of 2 groups, "mqa" of 1; "moe": with a
+    mixture of experts in each block."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
-        block = _block if kind == "mha" else _gated_block
+        block = {"mha": _block, "moe": _block_of_experts}.get(kind, _gated_block)
         blocks = [part for _ in range(LAYERS) for part in block({"gqa": 2, "mqa": 1}.get(kind, HEADS))]
         self.body = Sequential(*blocks, LayerNorm(HIDDEN), Linear(HIDDEN, VOCABULARY))
 
@@ -57,6 +71,11 @@ def _gated_block(groups: int) -> list[Residual]:
         Residual(RMSNorm(h), qkv, QKNorm(HEADS, width, groups=groups), attention, Linear(h, h, bias=False)),
         Residual(RMSNorm(h), Linear(h, 8 * h), SwiGLU(), Linear(4 * h, h, bias=False)),
     ]
+
+
+def _block_of_experts(groups: int) -> list[Residual]:
+    attention, _ = _block(groups)
+    return [attention, Residual(RMSNorm(HIDDEN), MixtureOfExperts(HIDDEN, 2 * HIDDEN, EXPERTS, TOP_K))]
 
 
 def model(kind: str) -> GPT:
@@ -108,10 +127,11 @@ def whole(tensor: Any) -> torch.Tensor:
 
 
 def joined(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """By the names of the whole model: parameters that were divided, q from k and v, are one again."""
+    """By the names of the whole model: parameters that were divided, q from k and v, or a gate from what it multiplies, are one again."""
     found: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
         part, _, rest = last.partition("_")
-        found.setdefault(f"{module}.{rest}" if part in ("query", "key", "value", "gate", "up") else name, []).append(tensor)
+        divided = part in ("query", "key", "value", "gate") or (part == "up" and f"{module}.gate_{rest}" in tensors)
+        found.setdefault(f"{module}.{rest}" if divided else name, []).append(tensor)
     return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}

@@ -22,7 +22,7 @@ KINDS = ("mha", "gqa", "mqa")
 LOW = ("delayed", "current", "mxfp8")
 EACH = [
     *(jobs.scales_stay, jobs.refusals, jobs.too_few_rows, jobs.one_process_is_no_layout),
-    *(jobs.a_copy_trains_as_its_model_does, jobs.a_compiler_calls_it_as_it_is),
+    *(jobs.a_copy_trains_as_its_model_does, jobs.a_compiler_calls_it_as_it_is, jobs.experts_without_tokens),
 ]
 
 JOBS: list[Job] = [
@@ -37,19 +37,29 @@ JOBS: list[Job] = [
 CONTEXT = list(product(("all_to_all", "ring"), (True, False)))
 JOBS += [(f"sent {w} {c}", jobs.messages_of_context, (w, c, torch.bfloat16)) for w, c in CONTEXT]
 
+JOBS += [("sent of experts", jobs.messages_of_experts, ())]
+
 Layout = tuple[jobs.Dimensions, bool, str, bool]
 """The mesh; whether rows are shared out along ``tp``, the way along ``cp``, and whether each block is fully sharded by itself."""
 LAYOUTS: dict[int, list[Layout]] = {
-    2: [((("cp", 2),), False, way, False) for way in ("all_to_all", "ring")],
+    2: [*(((("cp", 2),), False, way, False) for way in ("all_to_all", "ring")), ((("ep", 2),), False, "all_to_all", False)],
     4: [
         *(((("dp_shard", 2), ("tp", 2)), s, "all_to_all", b) for s, b in product((False, True), (False, True))),
         *(((("cp", 2), ("tp", 2)), True, way, False) for way in ("all_to_all", "ring")),
         ((("dp_shard", 2), ("cp", 2)), False, "ring", False),
         ((("cp", 4),), False, "all_to_all", False),
         ((("cp", 4),), False, "ring", False),
+        ((("ep", 4),), False, "all_to_all", False),
+        *(((("dp_shard", 2), ("ep", 2)), False, "all_to_all", b) for b in (False, True)),
     ],
 }
 LAID_OUT = [(size, layout, recipe) for size, layouts in LAYOUTS.items() for layout in layouts for recipe in ("fp32", "mxfp8")]
+LAID_OUT += [(size, ((("ep", size),), False, "all_to_all", False), recipe) for size in SIZES for recipe in ("delayed", "current")]
+
+
+def kind_of(layout: Layout) -> str:
+    """The model that is laid out so."""
+    return "moe" if any(name == "ep" for name, _ in layout[0]) else "mha"
 
 
 STAGED: dict[int, list[tuple[jobs.Dimensions, Any]]] = {
@@ -68,7 +78,9 @@ def name_of(layout: Layout, recipe: str) -> str:
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What each process says of every job: one start of the processes for all tests."""
     size: int = request.param
-    more = [(name_of(layout, r), jobs.trained_in_parts, (layout[0], "mha", r, *layout[1:], FEW)) for of, layout, r in LAID_OUT if of == size]
+    more = [
+        (name_of(layout, r), jobs.trained_in_parts, (layout[0], kind_of(layout), r, *layout[1:], FEW)) for of, layout, r in LAID_OUT if of == size
+    ]
     more += [(f"{dimensions} {cuts} {r}", jobs.staged, (dimensions, cuts, r)) for of, dimensions, cuts, r in IN_STAGES if of == size]
     folder = tmp_path_factory.mktemp("layouts")
     more.append(("checkpoints", jobs.checkpoints_of_pytorch, (str(folder / "saved"),)))
@@ -168,15 +180,19 @@ def test_what_attention_sends_is_what_is_derived(results: Results, way: str, cau
     check(results, f"sent {way} {causal}")
 
 
+def test_what_experts_send_is_what_is_derived(results: Results) -> None:
+    check(results, "sent of experts")
+
+
 @pytest.mark.parametrize(("size", "layout", "recipe"), [pytest.param(*each, id=f"{each[0]}: {name_of(*each[1:])}") for each in LAID_OUT])
 def test_along_several_dimensions_it_is_one_process(results: Results, size: int, layout: Layout, recipe: str) -> None:
     name = name_of(layout, recipe)
     if name not in results[0]:
         return  # the mesh has another number of processes
-    found = same(results, name)
+    found, kind = same(results, name), kind_of(layout)
     if recipe == "fp32":
-        near(found, "mha", FEW)
-    assert torch.allclose(found["losses"], torch.tensor(alone("mha", recipe, FEW).losses), rtol=0.01, atol=0)
+        near(found, kind, FEW)
+    assert torch.allclose(found["losses"], torch.tensor(alone(kind, recipe, FEW).losses), rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize(("size", "dimensions", "cuts", "recipe"), IN_STAGES)

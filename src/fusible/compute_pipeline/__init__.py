@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusible.compute_pipeline.communication import *
 from fusible.compute_pipeline.context_parallel import *
 from fusible.compute_pipeline.execution import *
+from fusible.compute_pipeline.expert_parallel import *
 from fusible.compute_pipeline.explain import *
 from fusible.compute_pipeline.inference import StateLayout
 from fusible.compute_pipeline.matching import *

@@ -10,13 +10,13 @@ from fusible.errors import ShapeError, expected
 
 __all__ = ["local_batch"]
 
-_OF_BATCHES = ("dp_replicate", "dp_shard")
+_OF_BATCHES = ("dp_replicate", "dp_shard", "ep")
 
 
 def local_batch(mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of each of ``tensors [batch, tokens, *]`` the part of this process: of the batch along ``dp_replicate`` and ``dp_shard``; of the tokens, along
-    ``cp`` of n processes, the r-th and the r-th last of ``2 n`` equal parts; the same along the other dimensions. Raises ``ShapeError`` where these
-    cannot be shared out equally."""
+    """Of each of ``tensors [batch, tokens, *]`` the part of this process: of the batch along ``dp_replicate``, ``dp_shard`` and ``ep``; of the
+    tokens, along ``cp`` of n processes, the r-th and the r-th last of ``2 n`` equal parts; the same along the other dimensions. Raises ``ShapeError``
+    where these cannot be shared out equally."""
     count, part = 1, 0
     for name in _OF_BATCHES:
         count, part = count * size_of(mesh, name), part * size_of(mesh, name) + _rank_in(mesh, name)

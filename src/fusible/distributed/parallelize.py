@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,12 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, Rewritten, tensor_parallel
+from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, Rewritten, expert_parallel, tensor_parallel
 from fusible.compute_pipeline import context_parallel as sequences_shared
+from fusible.distributed.embedding import AveragedEmbedding
 from fusible.distributed.mesh import check_mesh, size_of
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
-from fusible.ops import Op
+from fusible.ops import DispatchTokens, Op
 from fusible.ops.sharing import Process
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.shares import Share
@@ -30,7 +31,9 @@ __all__ = ["parallelize"]
 
 M = TypeVar("M", bound=nn.Module)
 
-_SERVED = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+_SERVED = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
+_Rewrite = Callable[[Sequence[Op]], list[Rewritten]]
+"""What becomes of a list of ops in this process."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,16 @@ class _Changes:
     ops: dict[Op, tuple[Rewritten, BoundOp]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """This process among those that share a model out along a dimension. ``factor``: what gradients are multiplied by, as of ``Share``."""
+
+    mesh: DeviceMesh
+    process: Process
+    group: Any
+    factor: float = 1.0
+
+
 def parallelize(
     model: M, mesh: DeviceMesh, *, sequence_parallel: bool = False, shared_output: bool = False, context_parallel: str = "all_to_all"
 ) -> M:
@@ -64,6 +77,10 @@ def parallelize(
     ``"all_to_all"``, by exchanging heads (Jacobs et al. 2023, arXiv:2309.14509), or ``"ring"``, by passing keys and values round (Liu et al. 2023,
     arXiv:2310.01889). Gradients are means over these processes as they are along ``dp_shard``, and are reduced with it.
 
+    Along ``ep`` processes, each with sequences of its own (``local_batch``), share out the experts of ``MixtureOfExperts`` and exchange tokens
+    (Lepikhin et al. 2020, arXiv:2006.16668). Gradients become means over these processes in backward. It goes together with ``pp`` and the data
+    dimensions.
+
     ``sequence_parallel``: processes along ``tp`` share out the rows of everything else too, so that what is kept for backward becomes smaller
     (Korthikanti et al. 2022, arXiv:2205.05198). ``shared_output``: where a pipeline ends in a product, y stays shared out by columns: rank r's
     logits are the r-th part of the vocabulary, as ``CrossEntropyLoss(group=...)`` takes them.
@@ -76,6 +93,8 @@ def parallelize(
     check_mesh(mesh, _SERVED)
     if size_of(mesh, "cp") > 1:
         _check_context(model, mesh, context_parallel)
+    if size_of(mesh, "ep") > 1:
+        _share_experts(model, mesh)
     if size_of(mesh, "tp") > 1:
         _share_columns(model, mesh["tp"], sequence_parallel, shared_output)
     if size_of(mesh, "cp") > 1:
@@ -91,20 +110,57 @@ def parallelize(
 def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, shared_output: bool) -> None:
     _check_untied(model)
     process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
-    changes = _changes(model, process, group, sequence_parallel, shared_output)
-    others = [module for module in model.modules() if not isinstance(module, BaseModule) and any(True for _ in module.parameters(recurse=False))]
+    for bound in _pipelines(model):
+        if sequence_parallel and any(b.extras is not None and None in b.extras.inputs for b in bound):
+            do = "leave out sequence_parallel, or give them by channels"
+            raise ArgumentError(expected("no extra inputs", of="a model with sequence parallelism", got="some of the caller's", do=do))
+    options: dict[str, Any] = {"sequence_parallel": sequence_parallel, "shared_output": shared_output}
+    changes = _changes(model, lambda ops: tensor_parallel(ops, process, group, **options))
+    others = _embeddings(model)
+    _lay_out(model, changes, _Place(mesh, process, group))
     for module in others:
+        parallelize_module(module, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate(), use_local_output=True))
+
+
+def _share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
+    beside = [name for name in ("cp", "tp") if size_of(mesh, name) > 1]
+    if beside:
+        got, do = " and ".join(map(repr, beside)), "leave one of them out"
+        raise NotServedError(expected("'pp', 'dp_shard' and 'dp_replicate' alone", of="a mesh with 'ep'", got=got, do=do))
+    if not any(isinstance(b.op, DispatchTokens) for bound in _pipelines(model) for b in bound):
+        do = "leave out the mesh's dimension ep"
+        raise ArgumentError(expected("a MixtureOfExperts", of="a model that is parallelized along 'ep'", got="none", do=do))
+    _check_untied(model)
+    mesh = mesh["ep"]
+    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
+    changes = _changes(model, lambda ops: expert_parallel(ops, process, group))
+    others = _embeddings(model)
+    _lay_out(model, changes, _Place(mesh, process, group, 1 / process.size))
+    for module in others:
+        module.weight = _laid_out(module.weight, _Part("weight", None, Replicate()), mesh)
+        AveragedEmbedding.take(module, Share(("weight",), (None,), (True,), group, 1 / process.size))
+
+
+def _embeddings(model: nn.Module) -> list[nn.Embedding]:
+    """The modules with parameters that are not Fusible's. Raises ``NotServedError`` for one that is no ``nn.Embedding``."""
+    found: list[nn.Embedding] = []
+    for module in model.modules():
+        if isinstance(module, BaseModule) or not any(True for _ in module.parameters(recurse=False)):
+            continue
         if not isinstance(module, nn.Embedding):
             do = "call parallelize on Fusible's modules in it, or lay the module out by torch.distributed.tensor.parallel first"
             got = f"a {type(module).__name__}"
             raise NotServedError(expected("Fusible's modules and torch.nn.Embedding", of="the parameters of a parallelized model", got=got, do=do))
-    writes = [write for change in changes for write in _writes(change, mesh, process, group)]
+        found.append(module)
+    return found
+
+
+def _lay_out(model: nn.Module, changes: Sequence[_Changes], place: _Place) -> None:
+    writes = [write for change in changes for write in _writes(change, place)]
     for module in model.modules():
         if isinstance(module, BaseModule):
             module.forget_plans()
     run(writes)
-    for module in others:
-        parallelize_module(module, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate(), use_local_output=True))
 
 
 def _check_untied(model: nn.Module) -> None:
@@ -141,15 +197,11 @@ def _share_sequences(model: nn.Module, mesh: DeviceMesh, way: str) -> None:
     run(writes)
 
 
-def _changes(model: nn.Module, process: Process, group: Any, sequence_parallel: bool, shared_output: bool) -> list[_Changes]:
+def _changes(model: nn.Module, rewrite: _Rewrite) -> list[_Changes]:
     found: dict[int, _Changes] = {}
     seen: set[int] = set()
     for bound in _pipelines(model):
-        if sequence_parallel and any(b.extras is not None and None in b.extras.inputs for b in bound):
-            do = "leave out sequence_parallel, or give them by channels"
-            raise ArgumentError(expected("no extra inputs", of="a model with sequence parallelism", got="some of the caller's", do=do))
-        rewritten = tensor_parallel([b.op for b in bound], process, group, sequence_parallel=sequence_parallel, shared_output=shared_output)
-        for b, made in zip(bound, rewritten, strict=True):
+        for b, made in zip(bound, rewrite([b.op for b in bound]), strict=True):
             if id(b.op) in seen:
                 do = "give each place a module of its own"
                 raise ArgumentError(expected("modules that stand at one place", of="a parallelized model", got=f"{b.op!r} at several", do=do))
@@ -197,18 +249,18 @@ def _group_of(mesh: DeviceMesh) -> Any:
     return (mesh[tuple(names)]._flatten() if len(names) > 1 else mesh[names[0]]).get_group().group_name
 
 
-def _writes(change: _Changes, mesh: DeviceMesh, process: Process, group: Any) -> list[Write]:
+def _writes(change: _Changes, place: _Place) -> list[Write]:
     """What is assigned to lay a module out: nothing is changed yet, but the processes exchange values."""
     module = change.module
     parameters, shares, ops = dict(module._parameters), dict(module.shares), {}
     for op, (made, bound) in change.ops.items():
         local: dict[str, Any] = {}
         for name, held in zip(op.arg_names, bound.parameters, strict=True):
-            parts = _parts(held, made.holdings[name], process)
+            parts = _parts(held, made.holdings[name], place.process)
             whole = parameters.pop(held)
-            new = {part.name: _laid_out(whole, part, mesh) for part in parts}
+            new = {part.name: _laid_out(whole, part, place.mesh) for part in parts}
             parameters |= new
-            shares[held] = _share(parts, new, made.holdings[name], process, group)
+            shares[held] = _share(parts, made.holdings[name], place)
             local[name] = make_nvte_tensor(_shape_of(shares[held], new))
         ops[op] = made.op.with_(**local) if local else made.op
     attributes = {**module.exchanged(ops), "_parameters": parameters, "shares": shares}
@@ -236,15 +288,15 @@ def _laid_out(whole: Any, part: _Part, mesh: DeviceMesh) -> nn.Parameter:
     return made
 
 
-def _share(parts: Sequence[_Part], new: Mapping[str, nn.Parameter], holding: Holding, process: Process, group: Any) -> Share:
+def _share(parts: Sequence[_Part], holding: Holding, place: _Place) -> Share:
     lines: list[tuple[int, int] | None] = []
     summed: list[bool] = []
-    for place, part in enumerate(parts):
+    for i, part in enumerate(parts):
         repeated = holding.dim is not None and isinstance(part.placement, Replicate)
-        taken = holding.parts[place].of(process) if repeated else None
+        taken = holding.parts[i].of(place.process) if repeated else None
         lines.append(None if taken is None else (taken.start, taken.stop))
         summed.append(repeated if holding.dim is not None else holding.partial)
-    return Share(tuple(part.name for part in parts), tuple(lines), tuple(summed), group)
+    return Share(tuple(part.name for part in parts), tuple(lines), tuple(summed), place.group, place.factor)
 
 
 def _shape_of(share: Share, new: Mapping[str, Any]) -> torch.Tensor:

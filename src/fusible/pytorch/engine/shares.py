@@ -24,12 +24,14 @@ __all__ = ["Share", "gradient_sums", "localized"]
 class Share:
     """How a module holds the share of a parameter that its op takes. ``names``: of its own parameters, which the op takes as one, joined along the
     first dimension. ``lines``: for each of them the range of the first dimension that this process takes, None for all that it holds. ``summed``: for
-    each of them whether its gradient is a sum over the processes of ``group``."""
+    each of them whether its gradient is a sum over the processes of ``group``. ``factor``: what that sum, or else the gradient of this process, is
+    multiplied by: a mean over processes is as large as one of them."""
 
     names: tuple[str, ...]
     lines: tuple[tuple[int, int] | None, ...]
     summed: tuple[bool, ...]
     group: Any = None
+    factor: float = 1.0
 
     @classmethod
     def all_of(cls, name: str) -> Share:
@@ -96,6 +98,7 @@ class _Localized(torch.autograd.Function):
             if grad is None:
                 of_parameters += [None] * len(own)
                 continue
+            grad = grad if share.factor == 1 else grad * share.factor
             for piece, summed in zip(_apart(grad, own, share.lines), share.summed, strict=True):
                 if summed:
                     sums[share.group, grad.dtype, grad.device].append(len(of_parameters))
