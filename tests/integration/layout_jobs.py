@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 import fusible
 from fusible.compute_pipeline import messages_of
-from fusible.distributed import gather_tensors, local_batch, parallelize, split_stages
+from fusible.distributed import gather_tensors, local_batch, materialize, parallelize, split_stages
 from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError
 from fusible.pytorch import ops as te_ops
 from fusible.pytorch.engine.autocast import current_autocast
@@ -266,6 +266,37 @@ def checkpoints_of_pytorch(folder: str, rank: int) -> None:
     read.load_state_dict(state)
     for (name, p), q in zip(saved.named_parameters(), read.parameters(), strict=True):
         assert torch.equal(models.whole(p), models.whole(q)), name
+
+
+def begins_on_meta(rank: int) -> None:
+    """A model that nobody has ever held whole begins with the values that it begins with in one process."""
+    world = dist.get_world_size()
+    for kind, dimensions in (("gqa", (("dp_shard", 1), ("tp", world))), ("mha", (("dp_shard", world), ("tp", 1))), ("moe", (("ep", world),))):
+        with torch.device("meta"):
+            gpt = models.GPT(kind)
+        mesh = mesh_of(*dimensions)
+        parallelize(gpt, mesh)
+        if "dp_shard" in mesh.mesh_dim_names:
+            fully_shard(gpt, mesh=mesh["dp_shard"])
+        torch.manual_seed(5)
+        materialize(gpt)
+        alone = models.model(kind)
+        torch.manual_seed(5)
+        for module in alone.modules():
+            if any(True for _ in module.parameters(recurse=False)):
+                module.reset_parameters()
+        found, wanted = gather_tensors(gpt, dict(gpt.named_parameters())), dict(alone.named_parameters())
+        assert found.keys() == wanted.keys() and all(torch.equal(found[name], value) for name, value in wanted.items())
+        text = next(models.batches(1))[0]
+        assert (gpt(local_batch(mesh, text)[0]) - local_batch(mesh, alone(text))[0]).norm() <= 1e-5 * alone(text).norm()
+    with torch.device("meta"):
+        unknown, buffered = nn.Sequential(nn.PReLU()), fusible.Sequential(fusible.Linear(8, 8))
+        unknown.register_parameter("scale", nn.Parameter(torch.ones(1)))
+        buffered.register_buffer("table", torch.ones(1))
+    for model, message in ((unknown, "expected modules with reset_parameters, got a Sequential without"), (buffered, "got table on the meta device")):
+        with pytest.raises(NotServedError, match=message):
+            materialize(model)
+        assert all(p.is_meta for p in model.parameters())
 
 
 def _own(made: Callable[[], nn.Module], **options: Any) -> Callable[[], Any]:

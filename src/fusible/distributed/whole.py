@@ -37,6 +37,20 @@ def shard_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
     return {name: _like(own.get(name), tensor) for name, tensor in left.items()}
 
 
+def whole_shapes(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """The shapes and dtypes of a module's own parameters, by the names that they have in one process."""
+    shares = module.shares if isinstance(module, BaseModule) else {}
+    whole_of = {part: whole for whole, share in shares.items() for part in share.names}
+    found: dict[str, tuple[torch.Size, torch.dtype]] = {}
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            whole, shape = whole_of.get(name, name), parameter.shape
+            if whole in found:  # parts lie one after another
+                shape = torch.Size((found[whole][0][0] + shape[0], *shape[1:]))
+            found[whole] = shape, parameter.dtype
+    return found
+
+
 def _divisions(model: nn.Module) -> dict[str, list[str]]:
     """By the name of a parameter that is held in parts, the names of these, in order."""
     found: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.modules.normalization import new_gamma
+from fusible.pytorch.modules.normalization import gamma_init
 
 __all__ = ["CrossAttention", "DotProductAttention", "GroupedQuerySelfAttention", "MultiHeadedSelfAttention", "MultiQuerySelfAttention", "QKNorm"]
 
@@ -167,10 +167,11 @@ class QKNorm(BaseModule):
     ) -> None:
         nn.Module.__init__(self)
         self.heads, self.head_width, self.groups = heads, head_width, heads if groups is None else groups
-        self.q_weight = new_gamma(head_width, zero_centered_gamma, param_dtype, device)
-        self.k_weight = new_gamma(head_width, zero_centered_gamma, param_dtype, device)
+        self.init_methods = dict.fromkeys(("q_weight", "k_weight"), gamma_init(zero_centered_gamma))
+        self.q_weight, self.k_weight = (nn.Parameter(torch.empty(head_width, dtype=param_dtype, device=device)) for _ in range(2))
         weights = make_nvte_tensor(self.q_weight), make_nvte_tensor(self.k_weight)
         super().__init__(ops.QKNorm(*weights, heads, groups=groups, eps=eps, zero_centered_gamma=zero_centered_gamma))
+        self.reset_parameters()
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}"

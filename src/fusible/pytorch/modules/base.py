@@ -46,6 +46,8 @@ class BaseModule(StatefulModule, ChainPart):
     """By the name of an op's parameter how the module holds it, where it holds the share of one process."""
     amax_group: Any = None
     """The processes that scale tensors together under delayed scaling, unless ``autocast`` names others."""
+    init_methods: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    """By the name of a parameter of the module's own what fills a new tensor with its first values, and returns it."""
     _changes: int = 0
     """The number of times that it has made its op anew."""
 
@@ -124,6 +126,14 @@ class BaseModule(StatefulModule, ChainPart):
     def pipeline(self, part: int) -> PipelineRunner:
         """The ``part``-th of the pipelines that a call of the module, as it now stands, goes through."""
         return self._runner()
+
+    def reset_parameters(self) -> None:
+        """Draw the module's own parameters anew, in the order of ``init_methods``, as when it was made; those of modules inside stay as they are."""
+        with torch.no_grad():
+            for name, method in self.init_methods.items():
+                parameter = self._parameters[name]
+                if parameter is not None:
+                    parameter.copy_(method(torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)))
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         """What a training call on ``x`` would do: the fused passes and the type on every edge, under the ``autocast`` in force."""

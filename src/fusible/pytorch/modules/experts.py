@@ -9,6 +9,7 @@ from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
+from fusible.pytorch.modules.initialization import Init
 from fusible.pytorch.modules.linear import default_weight_init_method
 from fusible.tex.activations import ACTIVATIONS
 
@@ -49,12 +50,11 @@ class MixtureOfExperts(BaseModule):
             raise ArgumentError(expected(f"one of {', '.join(_BY_NAME)}", of=of, got=repr(activation), do="name one of these"))
         self.features, self.inner_features, self.experts, self.top_k, self.activation = features, inner_features, experts, top_k, activation
 
-        matrices = (1, experts, features), (experts, (1 + row.gated) * inner_features, features), (experts, features, inner_features)
-        made = [torch.empty(shape, dtype=param_dtype, device=device) for shape in matrices]
-        with torch.no_grad():
-            for matrix in (matrix for each in made for matrix in each):
-                matrix.copy_(weight_init_method(torch.empty_like(matrix)))
-        self.router_weight, self.up_weight, self.down_weight = map(nn.Parameter, (made[0][0], *made[1:]))
+        init = Init(weight_init_method)
+        self.init_methods = {"router_weight": init, "up_weight": init.of_each, "down_weight": init.of_each}
+        shapes = (experts, features), (experts, (1 + row.gated) * inner_features, features), (experts, features, inner_features)
+        made = [nn.Parameter(torch.empty(shape, dtype=param_dtype, device=device)) for shape in shapes]
+        self.router_weight, self.up_weight, self.down_weight = made
         router, up, down = (make_nvte_tensor(weight) for weight in (self.router_weight, self.up_weight, self.down_weight))
         sizes = "sizes_up", "sizes_down"
         products = [ops.GroupedMMT(experts, [weight]).with_(side_inputs=(name,)) for weight, name in zip((up, down), sizes, strict=True)]
@@ -66,6 +66,7 @@ class MixtureOfExperts(BaseModule):
             products[1],
             ops.CombineTokens(),
         )
+        self.reset_parameters()
 
     def extra_repr(self) -> str:
         sizes = f"features={self.features}, inner_features={self.inner_features}"

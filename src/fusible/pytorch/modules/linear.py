@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from fusible import ops
 from fusible.nvte import DType, make_nvte_tensor
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
+from fusible.pytorch.modules.initialization import Init
 from fusible.pytorch.quantized_init import as_parameter
 
 __all__ = ["Linear"]
@@ -18,6 +20,12 @@ __all__ = ["Linear"]
 def default_weight_init_method(weight: torch.Tensor) -> torch.Tensor:
     """Uniform in ``+-1/sqrt(in_features)``, as ``nn.Linear``."""
     return nn.init.kaiming_uniform_(weight, a=math.sqrt(5.0))
+
+
+def _bias_init_method(in_features: int) -> ParameterInitMethod:
+    """The same for a bias."""
+    bound = 1 / math.sqrt(in_features) if in_features > 0 else 0.0
+    return partial(nn.init.uniform_, a=-bound, b=bound)
 
 
 class Linear(BaseModule):
@@ -50,10 +58,11 @@ class Linear(BaseModule):
         self.in_features = in_features
         self.out_features = out_features
         self.high_precision = high_precision
+        init = bias_init_method or _bias_init_method(in_features)
+        self.init_methods = {"weight": Init(weight_init_method), **({"bias": Init(init)} if bias else {})}
         weight = nn.Parameter(weight_init_method(torch.empty(out_features, in_features, dtype=param_dtype, device=device)))
         self.weight = weight if high_precision else as_parameter(weight)
         if bias:
-            init = bias_init_method or self._default_bias_init_method
             self.bias = nn.Parameter(init(torch.empty(out_features, dtype=param_dtype, device=device)))
         else:
             self.register_parameter("bias", None)
@@ -62,10 +71,6 @@ class Linear(BaseModule):
             ops.MMT(make_nvte_tensor(self.weight), **asked),
             ops.Add(make_nvte_tensor(self.bias)) if bias else None,
         )
-
-    def _default_bias_init_method(self, bias: torch.Tensor) -> torch.Tensor:
-        bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0.0
-        return nn.init.uniform_(bias, -bound, bound)
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -11,13 +11,14 @@ from fusible import ops
 from fusible.nvte import Tensor, make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.modules.initialization import Init, ones, zeros
 
-__all__ = ["LayerNorm", "RMSNorm", "new_gamma"]
+__all__ = ["LayerNorm", "RMSNorm", "gamma_init"]
 
 
-def new_gamma(features: int, zero_centered_gamma: bool, dtype: torch.dtype | None, device: torch.device | str | None) -> nn.Parameter:
-    """A norm's weight as it begins: such that it changes nothing."""
-    return nn.Parameter(torch.full((features,), 0.0 if zero_centered_gamma else 1.0, dtype=dtype, device=device))
+def gamma_init(zero_centered_gamma: bool) -> Init:
+    """How a norm's weight begins: such that it changes nothing."""
+    return zeros if zero_centered_gamma else ones
 
 
 class _Norm(BaseModule):
@@ -31,8 +32,10 @@ class _Norm(BaseModule):
     ) -> None:
         nn.Module.__init__(self)
         self.features, self.eps, self.zero_centered_gamma = features, eps, zero_centered_gamma
-        self.weight = new_gamma(features, zero_centered_gamma, param_dtype, device)
+        self.init_methods = {"weight": gamma_init(zero_centered_gamma)}
+        self.weight = nn.Parameter(torch.empty(features, dtype=param_dtype, device=device))
         super().__init__(self._op(make_nvte_tensor(self.weight), eps=eps, zero_centered_gamma=zero_centered_gamma))
+        self.reset_parameters()
 
     def _op(self, weight: Tensor, **options: Any) -> Op:
         raise NotImplementedError
@@ -45,7 +48,8 @@ class LayerNorm(_Norm):
     """Layer normalization over the last dimension: ``weight [features]``, ``bias [features]`` (see ``ops.LayerNorm``)."""
 
     def _op(self, weight: Tensor, **options: Any) -> Op:
-        self.bias = nn.Parameter(torch.zeros_like(weight.data))
+        self.init_methods = {**self.init_methods, "bias": zeros}
+        self.bias = nn.Parameter(torch.empty_like(weight.data))
         return ops.LayerNorm(weight, make_nvte_tensor(self.bias), **options)
 
 
