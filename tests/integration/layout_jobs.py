@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 import fusible
 from fusible.compute_pipeline import messages_of
-from fusible.distributed import gather_tensors, local_batch, materialize, parallelize, split_stages
+from fusible.distributed import gather_stages, gather_tensors, local_batch, materialize, parallelize, split_stages
 from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError
 from fusible.pytorch import ops as te_ops
 from fusible.pytorch.engine.autocast import current_autocast
@@ -266,6 +266,24 @@ def checkpoints_of_pytorch(folder: str, rank: int) -> None:
     read.load_state_dict(state)
     for (name, p), q in zip(saved.named_parameters(), read.parameters(), strict=True):
         assert torch.equal(models.whole(p), models.whole(q)), name
+
+
+def stages_have_what_their_model_had(rank: int) -> None:
+    """To the bit, of a model that has run under delayed scaling. A foreign module cuts its pipeline in two, and the stages begin inside of these and
+    beside them; on four processes the foreign module is a stage, and so is the norm."""
+    blocks = list(models.model("mha").body)
+    model = fusible.Sequential(*blocks[:2], nn.Identity(), *blocks[2:])
+    for _ in range(2):
+        with fusible.autocast(recipe=fusible.DelayedScaling()):
+            model(torch.randn(2, models.TOKENS, models.HIDDEN)).square().mean().backward()
+    wanted = model.state_dict()
+    assert {"scaling_state.0", "scaling_state.1"} < wanted.keys()
+    size = dist.get_world_size()
+    for first in range(1, len(model) - size + 2):
+        stage = split_stages(model, [*range(first, first + size - 1)])[rank]
+        found = gather_stages(stage, stage.state_dict(), None)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items()), first
 
 
 def begins_on_meta(rank: int) -> None:

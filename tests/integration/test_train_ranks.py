@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 RUN = "--recipe fp32,delayed --layers 2 --hidden 64 --heads 4 --seq-len 64 --batch 8".split()
+STAGES = ["--pipeline-parallel", "2"]
 STEPS = 7
 LAYOUTS = {
     "columns": (2, ["--tensor-parallel", "2"]),
@@ -23,6 +24,13 @@ LAYOUTS = {
     "shards": (2, ["--shard-parameters"]),
     "columns x shards": (4, ["--tensor-parallel", "2", "--shard-parameters"]),
     "tokens": (2, ["--context-parallel", "2", "--context-way", "ring"]),
+}
+STAGED = {
+    "stages": (2, [*STAGES, "--microbatches", "4"]),
+    "stages x columns and rows": (4, [*STAGES, "--tensor-parallel", "2", "--sequence-parallel"]),
+    "stages x data": (4, STAGES),
+    "stages x shards": (4, [*STAGES, "--shard-parameters"]),
+    "stages x tokens": (4, [*STAGES, "--context-parallel", "2"]),
 }
 
 
@@ -39,11 +47,26 @@ def runs(folder: Path) -> dict[str, dict[str, Any]]:
     return {run["recipe"]: run for run in json.loads((folder / "metrics.json").read_text())["runs"]}
 
 
+def saved(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of each file of the checkpoints in ``folder``."""
+    return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.glob("*/*.safetensors"))}
+
+
+def same(found: dict[str, dict[str, torch.Tensor]], wanted: dict[str, dict[str, torch.Tensor]]) -> bool:
+    """To the bit."""
+    return all(torch.equal(tensor, wanted[path][name]) for path in found for name, tensor in (found[path] | wanted[path]).items())
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     train(folder, 1, [*RUN, "--steps", str(STEPS), "--out", "out"])
-    return runs(folder / "out")
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def alone(one_process: Path) -> dict[str, dict[str, Any]]:
+    return runs(one_process)
 
 
 def near(found: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) -> None:
@@ -70,11 +93,10 @@ def test_a_run_goes_on_in_every_layout(alone: dict[str, dict[str, Any]], tmp_pat
     for step, (processes, options) in enumerate([*LAYOUTS.values(), (1, [])], 1):
         begin = [*RUN, "--out", "out"] if step == 1 else ["--resume", "out"]
         train(tmp_path, processes, [*begin, *options, "--steps", str(step)])
-        saved = {path.relative_to(tmp_path): load_file(path) for path in sorted(tmp_path.glob("out/*/*.safetensors"))}
+        before = saved(tmp_path / "out")
         if step in (2, 4):  # laid out by columns and rows, and as shards
             train(tmp_path, processes, ["--resume", "out", *options, "--steps", str(step)])
-            again = {path: load_file(tmp_path / path) for path in saved}
-            assert all(torch.equal(saved[path][name], again[path][name]) for path in saved for name in (saved[path] | again[path]))
+            assert same(saved(tmp_path / "out"), before)
     near(runs(tmp_path / "out"), alone)
     text = subprocess.run(
         [sys.executable, "-m", "fusible", "generate", "out", "--recipe", "delayed", "--bytes", "4"], cwd=tmp_path, capture_output=True
@@ -82,18 +104,67 @@ def test_a_run_goes_on_in_every_layout(alone: dict[str, dict[str, Any]], tmp_pat
     assert text.returncode == 0, text.stderr
 
 
+@pytest.mark.parametrize("layout", STAGED)
+def test_in_stages_it_is_one_process(one_process: Path, layout: str, tmp_path: Path) -> None:
+    """Its losses; and what is saved by the names of one process: in fp32 parameters and moments, which tell by which norm gradients were clipped. A
+    gradient is a sum over 512 bytes in another order, of which moments keep a tenth of each step's."""
+    processes, options = STAGED[layout]
+    said = train(tmp_path, processes, [*RUN, *options, "--steps", str(STEPS), "--out", "out"])
+    found, wanted = runs(tmp_path / "out"), runs(one_process)
+    near(found, wanted)
+    for recipe, run in wanted.items():
+        assert (found[recipe]["matrix_products"], found[recipe]["gemms"]) == (run["matrix_products"], run["gemms"])
+    assert f"stages, {4 if layout == 'stages' else 2} microbatches" in said
+    plan = (tmp_path / "out" / "pipeline.txt").read_text()
+    windows = 8 // (4 if layout in ("stages", "stages x data", "stages x shards") else 2)
+    nbytes = windows * (32 if layout == "stages x tokens" else 64) * 64 * 4
+    assert plan.count("stage 2 of 2") == 2 and f"between stages: {nbytes:,} bytes of y" in plan
+    tensors, others = saved(tmp_path / "out"), saved(one_process)
+    assert {path: held.keys() for path, held in tensors.items()} == {path: held.keys() for path, held in others.items()}
+    for path, held in others.items():
+        for name, tensor in held.items():
+            assert tensors[path][name].shape == tensor.shape, name
+            if path.startswith("fp32") and tensor.is_floating_point():
+                assert (tensors[path][name] - tensor).norm() <= 1e-5 * tensor.norm(), name
+
+
+def test_a_run_goes_on_in_stages_and_in_one_process_again(alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """What is loaded is what was saved, to the bit, scales included: so say runs that are resumed for no step."""
+    train(tmp_path, 1, [*RUN, "--out", "out", "--steps", "2"])
+    for done, step, processes, options in ((2, 4, 3, ["--pipeline-parallel", "3", "--microbatches", "4"]), (4, STEPS, 1, [])):
+        before = saved(tmp_path / "out")
+        train(tmp_path, processes, ["--resume", "out", *options, "--steps", str(done)])
+        assert same(saved(tmp_path / "out"), before), f"in {processes} stages"
+        train(tmp_path, processes, ["--resume", "out", *options, "--steps", str(step)])
+    near(runs(tmp_path / "out"), alone)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (
             ["--tensor-parallel", "3"],
-            "the number of processes: expected the 2 that were started, got --tensor-parallel 3 x --context-parallel 1 x --data-parallel 1, 3 in all",
+            "the number of processes: expected the 2 that were started, got --pipeline-parallel 1 x --tensor-parallel 3 x --context-parallel 1 x "
+            "--data-parallel 1, 3 in all; start so many by torchrun --nproc-per-node 3, or change one of them.",
         ),
         (["--tensor-parallel", "2", "--heads", "1"], "--heads: expected a multiple of 2, the processes that share it, got 1"),
         (["--batch", "7"], "--batch: expected a multiple of 2, the processes that share it, got 7"),
         (["--sequence-parallel"], "--sequence-parallel: expected --tensor-parallel of 2 at least, got 1"),
         (["--tensor-parallel", "2", "--shard-parameters"], "--shard-parameters: expected --data-parallel of 2 at least, got 1"),
-        (["--tensor-parallel", "2", "--executor", "xla"], "--executor with --tensor-parallel or --context-parallel: expected eager, got xla"),
+        *(
+            (
+                [f"--{along}-parallel", "2", "--executor", "xla"],
+                "--executor with --tensor-parallel, --context-parallel or --pipeline-parallel: expected eager, got xla",
+            )
+            for along in ("tensor", "pipeline")
+        ),
+        ([*STAGES, "--batch", "7"], "--batch of a process: expected a multiple of the 2 microbatches, got 7"),
+        ([*STAGES, "--microbatches", "1"], "--microbatches: expected at least 2, the stages that work on them, got 1"),
+        (["--microbatches", "2"], "--microbatches: expected --pipeline-parallel of 2 at least, got 1"),
+        (
+            [*STAGES, "--recipe", "fp32,mxfp8", "--batch", "4", "--microbatches", "4", "--seq-len", "16"],
+            "--batch times --seq-len of a microbatch: expected a multiple of 32, the block of mxfp8, got 16",
+        ),
         (["--context-parallel", "2", "--seq-len", "66"], "--seq-len: expected a multiple of 4, the processes that share it, got 66"),
         (["--tensor-parallel", "0"], "--tensor-parallel: expected at least 1, got 0"),
     ],
@@ -109,6 +180,17 @@ def test_what_does_not_fit_is_said_once_before_the_processes_meet(options: list[
             assert main(["train", *options]) == 2
         said = capsys.readouterr().err
         assert said.startswith(sentence) and said.count("\n") == 1 if rank == 0 else said == ""
+
+
+def test_more_stages_than_blocks_are_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusible.cli import main
+
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert main(["train", "--pipeline-parallel", "3", "--layers", "1"]) == 2
+    wanted = (
+        "--pipeline-parallel: expected at most 2, the blocks of attention and of products in --layers 1, got 3; give more layers, or fewer stages.\n"
+    )
+    assert capsys.readouterr().err == wanted
 
 
 def ranks(folder: Path, *options: list[str], code: str = "", ends: str = "") -> list[tuple[int, str]]:
@@ -146,15 +228,16 @@ def test_processes_that_disagree_are_told_before_the_first_step(own: list[str], 
     assert not list(tmp_path.glob("*/*")), "nothing was written"
 
 
-def test_a_loss_that_is_not_finite_ends_all_and_says_where(tmp_path: Path) -> None:
-    """One process alone has a weight that is NaN; gradients are not summed before the loss is looked at."""
+@pytest.mark.parametrize("own", [[], STAGES], ids=["data", "stages"])
+def test_a_loss_that_is_not_finite_ends_all_and_says_where(own: list[str], tmp_path: Path) -> None:
+    """One process alone has a weight that is NaN; gradients are not summed before the loss is looked at. In stages it is in the last one."""
     code = (
         "import os, torch\nfrom fusible.cli.training.ranks import Ranks\nlay_out = Ranks.lay_out\n"
         "def spoiled(self, model):\n    called = lay_out(self, model)\n"
-        "    if self.rank == 1:\n        with torch.no_grad():\n            next(model.parameters()).fill_(float('nan'))\n    return called\n"
+        "    if self.rank == 1:\n        with torch.no_grad():\n            list(model.parameters())[-1].fill_(float('nan'))\n    return called\n"
         "Ranks.lay_out = spoiled"
     )
-    for code_, said in ranks(tmp_path, ["--out", "a"], ["--out", "a"], code=code):
+    for code_, said in ranks(tmp_path, ["--out", "a", *own], ["--out", "a", *own], code=code):
         assert code_ == 2 and "step 1 (fp32) on rank 1: expected a finite loss, got nan; lower --lr." in said, said
 
 
@@ -165,8 +248,8 @@ GONE = {
 }
 
 
-@pytest.mark.parametrize("what", GONE)
-def test_who_does_not_answer_is_named_by_the_others(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("what", "own"), [*((what, []) for what in GONE), ("killed", STAGES), ("asleep", STAGES)])
+def test_who_does_not_answer_is_named_by_the_others(what: str, own: list[str], tmp_path: Path) -> None:
     code = (
         "import os, time, datetime\nfrom fusible.cli.training import ranks, trainer\nranks._TIMEOUT = datetime.timedelta(seconds=5)\n"
         "step = trainer.Trainer._step\n"
@@ -175,10 +258,23 @@ def test_who_does_not_answer_is_named_by_the_others(what: str, tmp_path: Path) -
         "    return step(self)\n"
         "trainer.Trainer._step = gone"
     )
-    (code_, said), (other, theirs) = ranks(tmp_path, ["--out", "a"], ["--out", "a"], code=code, ends="killed" if what == "asleep" else "")
+    given = ["--out", "a", *own]
+    (code_, said), (other, theirs) = ranks(tmp_path, given, given, code=code, ends="killed" if what == "asleep" else "")
     assert code_ == 2 and said.count("\n") == 1 and said.startswith("rank 0 at step 2 (fp32): expected every process to answer, got "), said
     assert GONE[what][1] in said and said.endswith("go on from the last checkpoint by --resume.\n"), said
     assert other != 0 and (what != "an error of its own" or "ValueError: a bad batch" in theirs)
+
+
+def test_what_a_stage_refuses_is_said_as_it_is(tmp_path: Path) -> None:
+    """torch's schedule has another error around it."""
+    code = (
+        "from fusible.cli.training.model import Stage\nfrom fusible.errors import ShapeError\n"
+        "def refuse(self, x):\n    raise ShapeError('x: expected another, got this; give that.')\n"
+        "Stage.forward = refuse"
+    )
+    (code_, said), (other, theirs) = ranks(tmp_path, ["--out", "a", *STAGES], ["--out", "a", *STAGES], code=code)
+    assert (code_, said) == (2, "x: expected another, got this; give that.\n")
+    assert other == 2 and "expected every process to answer" in theirs
 
 
 def test_a_launcher_that_ends_one_process_has_all_save_and_stop(tmp_path: Path) -> None:

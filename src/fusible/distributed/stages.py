@@ -1,16 +1,26 @@
-"""Cutting a ``Sequential`` into the stages of a pipeline of processes, for ``torch.distributed.pipelining``."""
+"""Cutting a ``Sequential`` into the stages of a pipeline of processes, for ``torch.distributed.pipelining``; and what all stages have, together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
+import torch
+from safetensors.torch import load, save
 from torch import nn
 
+from fusible.distributed.exchange import gather_bytes
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.pytorch import Sequential
+from fusible.pytorch.engine.scaling import join_states
 
-__all__ = ["split_stages"]
+__all__ = ["gather_stages", "split_stages"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+_RUNS = "runs of "
+"""Before the name of a ``Sequential`` in what a stage sends: which of the parts that it calls are pipelines of its own."""
 
 
 def split_stages(model: Sequential, stages: int | Sequence[int]) -> list[Sequential]:
@@ -33,6 +43,44 @@ def split_stages(model: Sequential, stages: int | Sequence[int]) -> list[Sequent
     for stage in made:
         stage.go_on_from(model)
     return made
+
+
+def gather_stages(stage: nn.Module, tensors: Tensors, group: Any) -> dict[str, torch.Tensor]:
+    """By the names of the model in one process what all stages have, of ``tensors`` by the names of this process's ``stage``: parameters, moments, a
+    state dict; each whole, as ``gather_tensors`` gives them. The scaling states of a ``Sequential`` that ``split_stages`` cut are as it had them.
+
+    Every process of ``group``, along ``pp``, calls it; each gets all, on the CPU. ``split_stages`` of a model that has loaded them is the way back.
+    """
+    runs = {
+        f"{_RUNS}{name}": torch.tensor([isinstance(part, list) for part in module._parts()])
+        for name, module in stage.named_modules()
+        if isinstance(module, Sequential)
+    }
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    device = next((parameter.device for parameter in stage.parameters()), torch.device("cpu"))
+    stages = [load(content) for content in gather_bytes(save({**own, **runs}), group, device)]
+    cut = {name.removeprefix(_RUNS): None for held in stages for name in held if name.startswith(_RUNS)}
+    states = {name: state for path in cut for name, state in _joined_states(path, stages).items()}
+    return {**{name: tensor for held in stages for name, tensor in held.items()}, **states}
+
+
+def _joined_states(path: str, stages: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Take the scaling states of the ``Sequential`` at ``path`` out of what the stages have: by their names those of the whole one. A pipeline that
+    reaches the end of a stage goes on at the beginning of the next. One without 8-bit operands has no state."""
+    prefix = f"{path}.scaling_state" if path else "scaling_state"
+    pipelines: list[list[torch.Tensor]] = []
+    goes_on = False
+    for held in stages:
+        place = 0
+        for is_run in held.pop(f"{_RUNS}{path}", torch.empty(0)).tolist():
+            if is_run:
+                if not goes_on:
+                    pipelines.append([])
+                state = held.pop(f"{prefix}.{place}", None)
+                pipelines[-1] += [] if state is None else [state]
+                place += 1
+            goes_on = is_run
+    return {f"{prefix}.{index}": join_states(parts) for index, parts in enumerate(pipelines) if parts}
 
 
 def _cost(module: nn.Module) -> int:

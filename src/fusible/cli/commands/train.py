@@ -57,6 +57,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument(
         "--context-way", choices=("all_to_all", "ring"), default="all_to_all", help="these exchange heads, or pass keys and values round"
     )
+    many.add_argument("--pipeline-parallel", metavar="N", type=int, default=1, help="stages that share out the layers (default: 1)")
+    many.add_argument(
+        "--microbatches", metavar="N", type=int, default=argparse.SUPPRESS, help="parts in which a batch goes through the stages (default: as many)"
+    )
     many.add_argument("--data-parallel", metavar="N", type=int, default=argparse.SUPPRESS, help="parts of each batch (default: what is left)")
     many.add_argument("--shard-parameters", action="store_true", help="these share out parameters, gradients and moments (FSDP)")
     parser.add_argument("--out", metavar="DIR", default=None, help="where to write (default: out/train, or the resumed folder)")

@@ -54,7 +54,7 @@ def generate_text(given: argparse.Namespace) -> int:
 def _check_memory(model: ByteGPT, tokens: int) -> None:
     """Raises ``ArgumentError`` if the keys and values of ``tokens`` do not fit in memory, before anything is allocated."""
     layers = sum(isinstance(module, MultiHeadedSelfAttention) for module in model.modules())
-    needed, there = 2 * layers * tokens * model.embedding.embedding_dim * model.activation.itemsize, available_memory()
+    needed, there = 2 * layers * tokens * model.hidden * model.activation.itemsize, available_memory()
     if needed > there:
         what = f"at most the {there / 2**30:,.1f} GiB of memory that are left"
         got = f"{tokens} bytes in all, whose keys and values need {needed / 2**30:,.1f} GiB"

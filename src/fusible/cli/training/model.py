@@ -28,7 +28,7 @@ from fusible.pytorch import (
     autocast,
 )
 
-__all__ = ["ByteGPT", "cross_entropy"]
+__all__ = ["ByteGPT", "Stage", "cross_entropy"]
 
 _RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
     "bf16": (HighPrecision(), torch.bfloat16),
@@ -41,7 +41,41 @@ _RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
 }
 
 
-class ByteGPT(nn.Module):
+class Stage(nn.Module):
+    """A stretch of a ``ByteGPT``, by the names of the whole: all of it, or what one process of a pipeline has.
+
+    ``embedding``: of bytes; where the model does not begin, an ``nn.Identity``. ``dtype``: of what it gives; fp32 where the model ends.
+    """
+
+    def __init__(self, embedding: nn.Module, body: Sequential, hidden: int, recipe: Recipe, activation: torch.dtype, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embedding, self.body, self.hidden = embedding, body, hidden
+        self.recipe, self.activation, self.dtype = recipe, activation, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """int64 ``[batch, seq]`` -> fp32 ``[batch, seq, 256]``. Between stages: ``[batch, seq, hidden]``."""
+        with autocast(recipe=self.recipe):
+            return self.body(self._embed(x)).to(self.dtype)
+
+    def explain(self, text: torch.Tensor) -> str:
+        """The fused passes of a training step on ``text``, int64 ``[batch, seq]``."""
+        with autocast(recipe=self.recipe):
+            return self.body.explain(self.activations(text, text.device))
+
+    def activations(self, text: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+        """A tensor of the form of what the body takes, for ``text``; nobody has written to it."""
+        return torch.empty((*text.shape, self.hidden), dtype=self.activation, device=device, requires_grad=True)
+
+    @property
+    def matrix_products(self) -> int:
+        """How many matrix products with a weight (MMTs) the pipeline has."""
+        return sum(isinstance(bound.op, MMT) for bound in self.body.bound_ops())
+
+    def _embed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding(x).to(self.activation)
+
+
+class ByteGPT(Stage):
     """Logits of the next byte: an embedding, pre-norm transformer blocks with rotary attention, a last norm and a head.
 
     The embedding is torch's, of unit variance (of 0.02, the default run ended some 5 % higher); all that follows is one ``Sequential`` under the
@@ -49,21 +83,15 @@ class ByteGPT(nn.Module):
     """
 
     def __init__(self, options: TrainOptions, recipe: str) -> None:
-        super().__init__()
-        self.recipe, self.activation = _RECIPES[recipe]
+        chosen, activation = _RECIPES[recipe]
         if options.fp8_format is not None and recipe in FP8_RECIPES:
-            self.recipe = replace(self.recipe, fp8_format=Format[options.fp8_format.upper()])
+            chosen = replace(chosen, fp8_format=Format[options.fp8_format.upper()])
         h = options.hidden
-        self.embedding = nn.Embedding(BYTES, h)
+        embedding = nn.Embedding(BYTES, h)
         high = [options.in_bf16(layer) for layer in range(options.layers)]
         blocks = [block for kept in high for block in (attention_block(h, options.heads, kept), feed_forward_block(h, kept))]
-        self.body = Sequential(*blocks, LayerNorm(h), Linear(h, BYTES, high_precision="head" in options.bf16_layers))
-        self.body.compile(options.executor)
-
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """int64 ``[batch, seq]`` -> fp32 ``[batch, seq, 256]``."""
-        with autocast(recipe=self.recipe):
-            return self.body(self._embed(text)).float()
+        body = Sequential(*blocks, LayerNorm(h), Linear(h, BYTES, high_precision="head" in options.bf16_layers))
+        super().__init__(embedding, body.compile(options.executor), h, chosen, activation, torch.float32)
 
     def next_bytes(self, text: torch.Tensor, seq_lens: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """int64 ``[bytes]`` of sequences one after another, ``seq_lens`` int32 ``[sequences]``: fp32 ``[sequences, 256]``, the logits of the byte
@@ -74,19 +102,6 @@ class ByteGPT(nn.Module):
     def loss(self, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy of the bytes that follow, in nats per byte."""
         return cross_entropy(self(text), following)
-
-    def explain(self, text: torch.Tensor) -> str:
-        """The fused passes of a training step on ``text``."""
-        with autocast(recipe=self.recipe):
-            return self.body.explain(self._embed(text))
-
-    @property
-    def matrix_products(self) -> int:
-        """How many matrix products with a weight (MMTs) the pipeline has."""
-        return sum(isinstance(bound.op, MMT) for bound in self.body.bound_ops())
-
-    def _embed(self, text: torch.Tensor) -> torch.Tensor:
-        return self.embedding(text).to(self.activation)
 
 
 def cross_entropy(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fusible import tex
 
-__all__ = ["summarize_calls"]
+__all__ = ["join_summaries", "summarize_calls"]
 
 _DIRECTIONS = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
 """Direction of a GEMM by (transA, transB): the layouts TN, NN and NT."""
@@ -17,12 +17,12 @@ _PRECISIONS = {"float8": "fp8", "block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """Precision of a matrix product by the format of its operands."""
 
 
-def summarize_calls(calls: Sequence[tex.Call], matrix_products: int) -> dict[str, Any]:
+def summarize_calls(calls: Sequence[tex.Call], matrix_products: int, passes: int = 1) -> dict[str, Any]:
     """``backend``: the one that served most of the matrix products. ``calls``: their number by backend. ``gemms``: by precision and direction.
 
     ``matrix_products`` is the number of MMTs in the plan: where ``gemms["fp8"]`` (or ``"fp4"``) has it in all three directions and
     ``gemms["other"]`` is zero, every one of them ran on such operands. A compiled step calls tex only while it is traced, so each counts once there
-    too.
+    too. ``passes``: how often the step went through the model, of which ``gemms`` counts one.
     """
     gemms = [call for call in calls if call.function == "generic_gemm"]
     serving = Counter(call.backend for call in gemms) or Counter(call.backend for call in calls)
@@ -36,8 +36,18 @@ def summarize_calls(calls: Sequence[tex.Call], matrix_products: int) -> dict[str
         "backend": serving.most_common(1)[0][0] if serving else tex.get_backend().name,
         "calls": dict(sorted(Counter(call.backend for call in calls).items())),
         "matrix_products": matrix_products,
-        "gemms": counts,
+        "gemms": {precision: {way: count // passes for way, count in ways.items()} for precision, ways in counts.items()},
     }
+
+
+def join_summaries(of: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The summary of a step that several processes took together, each with other modules. ``backend``: the first's."""
+    calls: Counter[str] = Counter()
+    for each in of:
+        calls.update(each["calls"])
+    first = of[0]
+    gemms = {precision: {way: sum(each["gemms"][precision][way] for each in of) for way in ways} for precision, ways in first["gemms"].items()}
+    return {**first, "calls": dict(sorted(calls.items())), "matrix_products": sum(each["matrix_products"] for each in of), "gemms": gemms}
 
 
 def _precision(*operands: Any) -> str:

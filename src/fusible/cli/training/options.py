@@ -10,7 +10,7 @@ from typing import Any, Self
 from fusible.cli.lists import any_of, check_names, names_in
 from fusible.errors import ArgumentError, CheckpointError, expected
 
-__all__ = ["BF16_LAYERS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "MAX_STEPS", "RECIPES", "TrainOptions"]
+__all__ = ["BF16_LAYERS", "BLOCKS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "MAX_STEPS", "RECIPES", "TrainOptions"]
 
 RECIPES = ("bf16", "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 FP8_RECIPES = ("delayed", "current", "mxfp8", "block")
@@ -27,7 +27,7 @@ _LISTS = ("recipes", "bf16_layers")
 _SINCE: dict[str, Any] = {"bf16_layers": [], "fp8_format": None}
 """Options that the first checkpoints lack, with the values that those runs used."""
 
-_BLOCKS = {"mxfp8": 32, "nvfp4": 16}
+BLOCKS = {"mxfp8": 32, "nvfp4": 16}
 """The block size of a recipe. Rows and columns of every quantized matrix have to be multiples of it."""
 
 
@@ -74,8 +74,8 @@ class TrainOptions:
         self._check_precision()
         for recipe in self.recipes:
             for of, size in (("--hidden", self.hidden), ("--batch times --seq-len", self.batch * self.seq_len)):
-                if size % _BLOCKS.get(recipe, 1):
-                    wanted = f"a multiple of {_BLOCKS[recipe]}, the block of {recipe}"
+                if size % BLOCKS.get(recipe, 1):
+                    wanted = f"a multiple of {BLOCKS[recipe]}, the block of {recipe}"
                     raise ArgumentError(expected(wanted, of=of, got=size, do="give another size, or leave that recipe out"))
 
     def _check_names(self) -> None:

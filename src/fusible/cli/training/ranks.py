@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,12 +17,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 
 from fusible import tex
-from fusible.cli.training.options import BYTES, TrainOptions
-from fusible.distributed import local_batch, parallelize
+from fusible.cli.training.model import ByteGPT, Stage, cross_entropy
+from fusible.cli.training.options import BLOCKS, BYTES, TrainOptions
+from fusible.cli.training.schedule import AtOnce, InStages, Loss, Schedule, stages_of
+from fusible.distributed import gather_stages, gather_tensors, local_batch, parallelize
 from fusible.errors import ArgumentError, ExecutionError, expected
 from fusible.knobs import RANK, WORLD_SIZE
+from fusible.pytorch import CrossEntropyLoss
 
 __all__ = ["ALONE", "Layout", "Ranks", "launched"]
 
@@ -35,7 +40,8 @@ _OF_THE_GROUP = ("gloo", "connection closed", "connection reset", "timed out", "
 @dataclass(frozen=True)
 class Layout:
     """How many processes share what. ``tensor``: columns; with ``sequence`` rows too. ``context``: parts of every window, which attention sees in the
-    ``way``. ``data``: each has its part of every batch; with ``shard`` they share out parameters, gradients and moments as well."""
+    ``way``. ``data``: each has its part of every batch; with ``shard`` they share out parameters, gradients and moments as well. ``stages``: of the
+    model, through which the part of a batch goes in ``microbatches``."""
 
     tensor: int = 1
     context: int = 1
@@ -43,23 +49,27 @@ class Layout:
     way: str = "all_to_all"
     sequence: bool = False
     shard: bool = False
+    stages: int = 1
+    microbatches: int = 1
 
     @classmethod
     def from_command_line(cls, given: Mapping[str, Any], world: int) -> Layout:
         """The layout ``given`` for ``world`` processes; data parallelism takes what is left. Raises ``ArgumentError`` where it does not fit."""
-        tensor, context = given.get("tensor_parallel", 1), given.get("context_parallel", 1)
-        data = given.get("data_parallel", max(world // max(tensor * context, 1), 1))
-        for name, value in (("--tensor-parallel", tensor), ("--context-parallel", context), ("--data-parallel", data)):
+        sizes = {along: given.get(f"{along}_parallel", 1) for along in ("pipeline", "tensor", "context")}
+        sizes["data"] = given.get("data_parallel", max(world // max(math.prod(sizes.values()), 1), 1))
+        for along, value in sizes.items():
             if value < 1:
-                raise ArgumentError(expected("at least 1", of=name, got=value, do="give a number of processes"))
-        if tensor * context * data != world:
-            got = f"--tensor-parallel {tensor} x --context-parallel {context} x --data-parallel {data}, {tensor * context * data} in all"
-            do = f"start so many by torchrun --nproc-per-node {tensor * context * data}, or change one of them"
+                raise ArgumentError(expected("at least 1", of=f"--{along}-parallel", got=value, do="give a number of processes"))
+        stages, tensor, context, data = sizes.values()
+        needed = math.prod(sizes.values())
+        if needed != world:
+            got = f"{' x '.join(f'--{along}-parallel {value}' for along, value in sizes.items())}, {needed} in all"
+            do = f"start so many by torchrun --nproc-per-node {needed}, or change one of them"
             raise ArgumentError(expected(f"the {world} that were started", of="the number of processes", got=got, do=do))
-        layout = cls(
-            tensor, context, data, given.get("context_way", cls.way), bool(given.get("sequence_parallel")), bool(given.get("shard_parameters"))
-        )
-        needs = ("--sequence-parallel", layout.sequence, tensor, "tensor"), ("--shard-parameters", layout.shard, data, "data")
+        way, sequence, shard = given.get("context_way", cls.way), bool(given.get("sequence_parallel")), bool(given.get("shard_parameters"))
+        layout = cls(tensor, context, data, way, sequence, shard, stages, given.get("microbatches", stages))
+        needs = ("--sequence-parallel", sequence, tensor, "tensor"), ("--shard-parameters", shard, data, "data")
+        needs += (("--microbatches", "microbatches" in given, stages, "pipeline"),)
         for flag, on, count, along in needs:
             if on and count == 1:
                 raise ArgumentError(expected(f"--{along}-parallel of 2 at least", of=flag, got="1", do="give more processes, or leave it out"))
@@ -67,7 +77,7 @@ class Layout:
 
     def __str__(self) -> str:
         shared = [("columns and rows" if self.sequence else "columns", self.tensor), (f"tokens, {self.way}", self.context)]
-        shared += [("data and parameters" if self.shard else "data", self.data)]
+        shared += [("data and parameters" if self.shard else "data", self.data), (f"stages, {self.microbatches} microbatches", self.stages)]
         found = [f"{count} ({what})" for what, count in shared if count > 1]
         return f" in each of {' x '.join(found)} processes" if found else ""
 
@@ -85,9 +95,33 @@ class Layout:
             if size % count:
                 wanted = f"a multiple of {count}, the processes that share it"
                 raise ArgumentError(expected(wanted, of=of, got=size, do="give another size or number of processes"))
-        if self.tensor * self.context > 1 and options.executor != "eager":
+        if self.tensor * self.context * self.stages > 1 and options.executor != "eager":
             do = "leave --executor out: a compiled program is that of one process"
-            raise ArgumentError(expected("eager", of="--executor with --tensor-parallel or --context-parallel", got=options.executor, do=do))
+            of = "--executor with --tensor-parallel, --context-parallel or --pipeline-parallel"
+            raise ArgumentError(expected("eager", of=of, got=options.executor, do=do))
+        if self.stages > 1:
+            self._check_stages(options)
+
+    def _check_stages(self, options: TrainOptions) -> None:
+        blocks = 2 * options.layers
+        if self.stages > blocks:
+            wanted = f"at most {blocks}, the blocks of attention and of products in --layers {options.layers}"
+            raise ArgumentError(expected(wanted, of="--pipeline-parallel", got=self.stages, do="give more layers, or fewer stages"))
+        if self.microbatches < self.stages:
+            wanted = f"at least {self.stages}, the stages that work on them"
+            raise ArgumentError(expected(wanted, of="--microbatches", got=self.microbatches, do="give more, or fewer stages"))
+        windows = options.batch // self.data
+        if windows % self.microbatches:
+            do = "give another size or number of microbatches"
+            raise ArgumentError(expected(f"a multiple of the {self.microbatches} microbatches", of="--batch of a process", got=windows, do=do))
+        rows = windows // self.microbatches * options.seq_len // self.context
+        for count, what in (
+            (self.tensor if self.sequence else 1, "the processes that share it"),
+            *((BLOCKS.get(recipe, 1), f"the block of {recipe}") for recipe in options.recipes),
+        ):
+            if rows % count:
+                of, do = "--batch times --seq-len of a microbatch", "give another size or number of microbatches"
+                raise ArgumentError(expected(f"a multiple of {count}, {what}", of=of, got=rows, do=do))
 
 
 class Ranks:
@@ -120,8 +154,11 @@ class Ranks:
         dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world, timeout=_TIMEOUT)
         self._check_agreed(facts)
         copies, shards = (1, layout.data) if layout.shard else (layout.data, 1)
-        sizes = {"dp_replicate": copies, "dp_shard": shards, "cp": layout.context, "tp": layout.tensor}
-        self._mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        sizes = {"pp": layout.stages, "dp_replicate": copies, "dp_shard": shards, "cp": layout.context, "tp": layout.tensor}
+        # Groups of some of the processes would wait for half an hour. torch's stub describes another class.
+        options = dist.ProcessGroupGloo.Options("gloo", _TIMEOUT)  # pyright: ignore[reportCallIssue]
+        within: dict[int | str, Any] = dict.fromkeys(sizes, options)
+        self._mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=within)
 
     def _check_agreed(self, facts: Mapping[str, str]) -> None:
         of_all = tex.prim.all_gather(torch.stack([_fingerprint(value) for value in facts.values()])[None])
@@ -167,17 +204,23 @@ class Ranks:
         """The same of windows that every process sees, but for the parts of each that it shares out."""
         return windows if self._mesh is None else local_batch(self._mesh["cp"], *windows)
 
-    @property
-    def vocabulary_group(self) -> Any:
-        """The processes that share out the logits; None where each has all."""
-        return self._mesh["tp"].get_group() if self._mesh is not None and self.layout.tensor > 1 else None
-
-    def lay_out(self, model: nn.Module) -> Callable[..., Any]:
-        """Lay the model out on the processes; gives what is called in its place."""
+    def lay_out(self, model: ByteGPT) -> tuple[Stage, Schedule]:
+        """Lay the model out on the processes: what this one has of it, and how a step goes through all of it."""
         mesh, layout = self._mesh, self.layout
         if mesh is None:
-            return model
-        parallelize(model, mesh, sequence_parallel=layout.sequence, shared_output=True, context_parallel=layout.way)
+            return model, AtOnce(model, model, cross_entropy)
+        place = mesh.get_local_rank("pp")
+        stage = stages_of(model, layout.stages)[place] if layout.stages > 1 else model
+        parallelize(stage, mesh, sequence_parallel=layout.sequence, shared_output=True, context_parallel=layout.way)
+        loss: Loss = CrossEntropyLoss(group=mesh["tp"].get_group()) if layout.tensor > 1 else cross_entropy
+        called = self._replicated(stage, mesh)
+        if layout.stages == 1:
+            return stage, AtOnce(stage, called, loss)
+        return stage, InStages(stage, called, loss, place, layout.microbatches, mesh["pp"].get_group())
+
+    def _replicated(self, model: Stage, mesh: DeviceMesh) -> nn.Module:
+        """What is called in the model's place, where other processes have other parts of the batch."""
+        layout = self.layout
         if layout.data * layout.context == 1:
             return model
         if not layout.shard and layout.tensor == 1:
@@ -187,6 +230,28 @@ class Ranks:
         mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
         fully_shard(model, mesh=mesh["dp_replicate", "dp_shard_cp"])
         return model
+
+    def whole(self, model: Stage, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """By the names of the model in one process what all have of ``tensors``, by the names of ``model`` as it is laid out."""
+        own = gather_tensors(model, tensors)
+        return own if self.layout.stages == 1 else gather_stages(model, own, self._stages)
+
+    def clip(self, parameters: Iterable[torch.Tensor], largest: float) -> None:
+        """Scale the gradients so that their norm, over all stages, is at most ``largest``."""
+        held = list(parameters)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self.layout.stages > 1:
+            squares = norm.square()
+            dist.all_reduce(squares, group=self._stages)
+            norm = squares.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(held, largest, norm)
+
+    @property
+    def _stages(self) -> Any:
+        """The processes that have the other stages of this one's model."""
+        assert self._mesh is not None
+        return self._mesh["pp"].get_group()
 
     def each(self, value: float) -> list[float]:
         """What each process has."""

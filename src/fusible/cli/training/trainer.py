@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -12,15 +13,14 @@ import torch
 
 from fusible import tex
 from fusible.cli.training.checkpoint import Checkpoint
-from fusible.cli.training.model import ByteGPT, cross_entropy
-from fusible.cli.training.observation import summarize_calls
+from fusible.cli.training.model import ByteGPT, Stage
+from fusible.cli.training.observation import join_summaries, summarize_calls
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.ranks import ALONE, Ranks
 from fusible.cli.training.record import Record
 from fusible.cli.training.text import Text
-from fusible.distributed import gather_tensors, shard_tensors
+from fusible.distributed import shard_tensors
 from fusible.errors import ArgumentError, CheckpointError, expected
-from fusible.pytorch import CrossEntropyLoss
 
 __all__ = ["Trainer", "learning_rate"]
 
@@ -50,14 +50,13 @@ class Trainer:
     def __init__(self, options: TrainOptions, recipe: str, text: Text, ranks: Ranks = ALONE, saved: Checkpoint | None = None) -> None:
         self.options, self.recipe, self.text, self._ranks = options, recipe, text, ranks
         torch.manual_seed(options.seed)
-        self.model = ByteGPT(options, recipe)
-        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        names = [name for name, _ in self.model.named_parameters()]
+        whole = ByteGPT(options, recipe)
+        self.parameters = sum(parameter.numel() for parameter in whole.parameters())
+        names = [name for name, _ in whole.named_parameters()]
         if saved is not None:
-            self._load_model(saved.model, saved.record.step)
-            _check("the optimizer's state", self._expected_state(saved.record.step), saved.state)
-        self._called = ranks.lay_out(self.model)
-        self._loss = cross_entropy if ranks.vocabulary_group is None else CrossEntropyLoss(group=ranks.vocabulary_group)
+            _load_model(whole, saved.model, saved.record.step)
+            _check("the optimizer's state", _expected_state(whole, saved.record.step), saved.state)
+        self.model, self._schedule = ranks.lay_out(whole)
         self.optimizer = _optimizer(self.model, options.lr)
         self.record = Record()
         self._observed = False
@@ -74,7 +73,8 @@ class Trainer:
         with nullcontext() if steady else tex.record() as calls:
             loss = self._step()
         if calls is not None:
-            self.record.observation = summarize_calls(calls, self.model.matrix_products)
+            own = summarize_calls(calls, self.model.matrix_products, self._ranks.layout.microbatches)
+            self.record.observation = join_summaries([json.loads(each) for each in self._schedule.of_stages(json.dumps(own))])
             self._observed = True
         self.record.add(loss, time.perf_counter() - began, steady=steady)
         return loss
@@ -86,17 +86,19 @@ class Trainer:
             group["lr"] = learning_rate(number, self.options)
         self.model.train()
         self.optimizer.zero_grad()
-        loss = self._loss(self._called(inputs), following)
-        losses = self._ranks.each(loss.item())
+        loss = self._schedule.step(inputs, following, self._mean_loss)
+        self._ranks.clip(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss
+
+    def _mean_loss(self, own: float) -> float:
+        """The mean of what the processes have. Raises ``ArgumentError`` in all of them where it is not finite in one."""
+        losses = self._ranks.each(own)
         for rank, value in enumerate(losses):
             if not math.isfinite(value):
-                of = f"step {number + 1} ({self.recipe})" + (f" on rank {rank}" if len(losses) > 1 else "")
+                of = f"step {self.record.step + 1} ({self.recipe})" + (f" on rank {rank}" if len(losses) > 1 else "")
                 raise ArgumentError(expected("a finite loss", of=of, got=value, do="lower --lr"))
-        value = sum(losses) / len(losses)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        return value
+        return sum(losses) / len(losses)
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
@@ -104,16 +106,17 @@ class Trainer:
         self.model.eval()
         inputs, following = self._ranks.own_bytes(*self.text.evaluation(self.options.seq_len))
         batches = zip(inputs.split(self.options.batch), following.split(self.options.batch), strict=True)
-        (loss,) = self._ranks.mean([sum(self._loss(self.model(x), y).item() * len(x) for x, y in batches) / len(inputs)])
+        (loss,) = self._ranks.mean([sum(self._schedule.loss(x, y) * len(x) for x, y in batches) / len(inputs)])
         return loss
 
     def explain(self) -> str:
         """The fused passes of a step, as text."""
-        return self.model.explain(*self._ranks.own(self.text.batch(self.options.seed, 0, self.options.batch, self.options.seq_len)[0]))
+        (inputs,) = self._ranks.own(self.text.batch(self.options.seed, 0, self.options.batch, self.options.seq_len)[0])
+        return self._schedule.explain(inputs)
 
     def checkpoint(self) -> Checkpoint:
         """Everything that is needed to resume the run, on whichever processes."""
-        model = gather_tensors(self.model, self.model.state_dict())
+        model = self._ranks.whole(self.model, self.model.state_dict())
         return Checkpoint(self.options, self.recipe, self.text.describe(), self.record, model, self._state())
 
     @classmethod
@@ -133,14 +136,6 @@ class Trainer:
         except RuntimeError as error:
             raise CheckpointError(expected("a generator's state", of=_GENERATOR, got=f"another ({error})", do="use an intact checkpoint")) from None
 
-    def _load_model(self, saved: Mapping[str, torch.Tensor], steps: int) -> None:
-        """Check and load the parameters. The module that owns the scaling state checks that itself."""
-        wanted = self.model.state_dict()
-        if self.model.recipe.delayed() and steps:
-            wanted[_SCALING] = saved.get(_SCALING, torch.empty(0))
-        _check("the model", wanted, saved)
-        self.model.load_state_dict(dict(saved))
-
     def _names(self) -> list[str]:
         """The parameters' names in the optimizer's order."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
@@ -150,18 +145,28 @@ class Trainer:
         saved = self.optimizer.state_dict()["state"]
         state: dict[str, torch.Tensor] = {}
         for kind in _MOMENTS:
-            moments = gather_tensors(self.model, {name: saved[i][kind] for i, name in enumerate(self._names()) if i in saved})
+            moments = self._ranks.whole(self.model, {name: saved[i][kind] for i, name in enumerate(self._names()) if i in saved})
             state |= {f"{name}.{kind}": moment for name, moment in moments.items()}
         return {**state, _GENERATOR: torch.get_rng_state()}
 
-    def _expected_state(self, steps: int) -> dict[str, torch.Tensor]:
-        """The names, shapes and dtypes of a saved state after ``steps``; before the first there are no moments."""
-        parameters = dict(self.model.named_parameters()) if steps else {}
-        state = {f"{name}.{kind}": torch.zeros(()) if kind == "step" else p for name, p in parameters.items() for kind in _MOMENTS}
-        return {**state, _GENERATOR: torch.get_rng_state()}
+
+def _load_model(model: ByteGPT, saved: Mapping[str, torch.Tensor], steps: int) -> None:
+    """Check and load the parameters. The module that owns the scaling state checks that itself."""
+    wanted = model.state_dict()
+    if model.recipe.delayed() and steps:
+        wanted[_SCALING] = saved.get(_SCALING, torch.empty(0))
+    _check("the model", wanted, saved)
+    model.load_state_dict(dict(saved))
 
 
-def _optimizer(model: ByteGPT, lr: float) -> torch.optim.Optimizer:
+def _expected_state(model: ByteGPT, steps: int) -> dict[str, torch.Tensor]:
+    """The names, shapes and dtypes of a saved state after ``steps``; before the first there are no moments."""
+    parameters = dict(model.named_parameters()) if steps else {}
+    state = {f"{name}.{kind}": torch.zeros(()) if kind == "step" else p for name, p in parameters.items() for kind in _MOMENTS}
+    return {**state, _GENERATOR: torch.get_rng_state()}
+
+
+def _optimizer(model: Stage, lr: float) -> torch.optim.Optimizer:
     """AdamW; only matrices decay."""
     parameters = list(model.parameters())
     groups: list[dict[str, Any]] = [

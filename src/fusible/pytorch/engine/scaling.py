@@ -6,7 +6,7 @@ scales of the first time and observes the same amaxes again (the maximum is idem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from fusible.tex.protocol import process_group
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["ScalingOwner", "Snapshot"]
+__all__ = ["ScalingOwner", "Snapshot", "join_states"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +183,7 @@ class ScalingOwner:
                 state: ScalingState = getattr(self.current, name)
                 tensors |= {f"{name}.{field}": tensor for field, tensor in state.tensors().items()}
             tensors["open"] = torch.tensor([self._state.open])
-            return torch.frombuffer(bytearray(save_tensors(tensors)), dtype=torch.uint8)
+            return _encoded(tensors)
 
     def load(self, saved: torch.Tensor) -> None:
         """Take over what ``save`` gave. Raises ``CheckpointError`` for anything else, and changes nothing then."""
@@ -231,6 +231,19 @@ class ScalingOwner:
             read[name] = ScalingState.from_tensors(held, slots, name)
         read["open"] = bool(tensors["open"].any())
         return read
+
+
+def join_states(saved: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The state of a pipeline, as ``ScalingOwner.save`` gives it, of the states of its parts, one after another: columns are in the order of ops."""
+    parts = [load_tensors(state.numpy().tobytes()) for state in saved]
+    joined = {f"{name}.fp8_dtype": parts[0][f"{name}.fp8_dtype"] for name in ("forward", "backward")}
+    for name, field, dim in (("forward", "scale", 0), ("forward", "amax_history", 1), ("backward", "scale", 0), ("backward", "amax_history", 1)):
+        joined[f"{name}.{field}"] = torch.cat([part[f"{name}.{field}"] for part in parts], dim)
+    return _encoded({**joined, "open": torch.stack([part["open"] for part in parts]).any(0)})
+
+
+def _encoded(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(save_tensors(dict(tensors))), dtype=torch.uint8)
 
 
 def _advance(current: Snapshot, recipe: DelayedScaling, group: ProcessGroup | None) -> Snapshot:
