@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 RUN = "--recipe fp32,delayed --layers 2 --hidden 64 --heads 4 --seq-len 64 --batch 8".split()
 STAGES = ["--pipeline-parallel", "2"]
+EXPERTS, SHARED = [*RUN, "--experts", "4"], ["--expert-parallel", "2"]
 STEPS = 7
 LAYOUTS = {
     "columns": (2, ["--tensor-parallel", "2"]),
@@ -32,6 +33,8 @@ STAGED = {
     "stages x shards": (4, [*STAGES, "--shard-parameters"]),
     "stages x tokens": (4, [*STAGES, "--context-parallel", "2"]),
 }
+FAST = ("stages x columns and rows",)
+"""Of these what every run of the tests looks at."""
 
 
 def train(folder: Path, processes: int, options: list[str], code: int = 0) -> str:
@@ -104,7 +107,7 @@ def test_a_run_goes_on_in_every_layout(alone: dict[str, dict[str, Any]], tmp_pat
     assert text.returncode == 0, text.stderr
 
 
-@pytest.mark.parametrize("layout", STAGED)
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in STAGED])
 def test_in_stages_it_is_one_process(one_process: Path, layout: str, tmp_path: Path) -> None:
     """Its losses; and what is saved by the names of one process: in fp32 parameters and moments, which tell by which norm gradients were clipped. A
     gradient is a sum over 512 bytes in another order, of which moments keep a tenth of each step's."""
@@ -128,6 +131,28 @@ def test_in_stages_it_is_one_process(one_process: Path, layout: str, tmp_path: P
                 assert (tensors[path][name] - tensor).norm() <= 1e-5 * tensor.norm(), name
 
 
+def test_experts_that_processes_share_out_are_those_of_one(tmp_path: Path) -> None:
+    """The losses of one process; and a run that was saved and resumed is, to the bit, the run that was not: what experts of other processes have been
+    like is in the checkpoint, too."""
+    train(tmp_path, 1, [*EXPERTS, "--steps", str(STEPS), "--out", "alone"])
+    said = train(tmp_path, 2, [*EXPERTS, *SHARED, "--steps", str(STEPS), "--out", "at once"])
+    assert "(experts) processes" in said and "SendTokens" in (tmp_path / "at once" / "pipeline.txt").read_text()
+    near(runs(tmp_path / "at once"), runs(tmp_path / "alone"))
+    train(tmp_path, 2, [*EXPERTS, *SHARED, "--steps", "3", "--out", "resumed"])
+    train(tmp_path, 2, ["--resume", "resumed", *SHARED, "--steps", str(STEPS)])
+    assert [r["loss"] for r in runs(tmp_path / "resumed").values()] == [r["loss"] for r in runs(tmp_path / "at once").values()]
+    assert same(saved(tmp_path / "resumed"), saved(tmp_path / "at once"))
+
+
+@pytest.mark.slow
+def test_experts_go_on_in_stages_as_shards_and_in_one_process(tmp_path: Path) -> None:
+    train(tmp_path, 1, [*EXPERTS, "--steps", str(STEPS), "--out", "alone"])
+    train(tmp_path, 4, [*EXPERTS, *SHARED, *STAGES, "--steps", "3", "--out", "out"])
+    train(tmp_path, 4, ["--resume", "out", *SHARED, "--shard-parameters", "--steps", "5"])
+    train(tmp_path, 1, ["--resume", "out", "--steps", str(STEPS)])
+    near(runs(tmp_path / "out"), runs(tmp_path / "alone"))
+
+
 def test_a_run_goes_on_in_stages_and_in_one_process_again(alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     """What is loaded is what was saved, to the bit, scales included: so say runs that are resumed for no step."""
     train(tmp_path, 1, [*RUN, "--out", "out", "--steps", "2"])
@@ -144,9 +169,14 @@ def test_a_run_goes_on_in_stages_and_in_one_process_again(alone: dict[str, dict[
     [
         (
             ["--tensor-parallel", "3"],
-            "the number of processes: expected the 2 that were started, got --pipeline-parallel 1 x --tensor-parallel 3 x --context-parallel 1 x "
-            "--data-parallel 1, 3 in all; start so many by torchrun --nproc-per-node 3, or change one of them.",
+            "the number of processes: expected the 2 that were started, got --pipeline-parallel 1 x --expert-parallel 1 x --tensor-parallel 3 x "
+            "--context-parallel 1 x --data-parallel 1, 3 in all; start so many by torchrun --nproc-per-node 3, or change one of them.",
         ),
+        (["--expert-parallel", "2"], "--expert-parallel: expected --experts, got none; give a number of experts, or leave it out"),
+        (["--expert-parallel", "2", "--experts", "3"], "--experts: expected a multiple of 2, the processes that share it, got 3"),
+        (["--experts", "4", "--top-k", "5"], "--top-k: expected from 1 to the 4 experts, got 5; choose another"),
+        (["--experts", "4", "--executor", "xla"], "--executor with --experts: expected eager, got xla"),
+        (["--experts", "4", "--bf16-layers", "first,head"], "--bf16-layers with --experts: expected head alone, got first"),
         (["--tensor-parallel", "2", "--heads", "1"], "--heads: expected a multiple of 2, the processes that share it, got 1"),
         (["--batch", "7"], "--batch: expected a multiple of 2, the processes that share it, got 7"),
         (["--sequence-parallel"], "--sequence-parallel: expected --tensor-parallel of 2 at least, got 1"),

@@ -116,7 +116,7 @@ def _backward_edges(plan: Plan) -> list[str]:
 
 
 def _name(op: Op) -> str:
-    types = [op.type_of(name) for name in op.arg_names]
+    types = [op.type_of(op.parts.get(name, (name,))[0]) for name in op.arg_names]
     shown = ", ".join(f"{name} {type}" for name, type in zip(op.arg_names, types, strict=True) if type is not None)
     return f"{op.title}({shown})" if shown else op.title
 

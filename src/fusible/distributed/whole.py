@@ -9,16 +9,23 @@ import torch
 from torch import nn
 from torch.distributed.tensor import distribute_tensor
 
+from fusible.pytorch.engine.scaling import with_largest_amaxes
 from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.modules.stateful import SCALING_STATES
 
 __all__ = ["gather_tensors", "shard_tensors"]
 
 
 def gather_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Whole tensors by the names of the model in one process, of ``tensors`` by the names of its parameters as it is laid out: the parameters
-    themselves, gradients, or moments of an optimizer. What is no ``DTensor`` is taken as it is; of numbers, the first part's. Every process of the
-    model calls it, for they exchange what they have; each gets all."""
+    themselves, gradients, moments of an optimizer, or a state dict. What is no ``DTensor`` is taken as it is; of numbers, the first part's; of
+    scaling states the amaxes that have not entered a scale yet are the largest of all processes'. Every process of the model calls it, for they
+    exchange what they have; each gets all."""
     left = {name: _whole(tensor) for name, tensor in tensors.items()}
+    for prefix, module in model.named_modules():
+        if isinstance(module, BaseModule) and module.amax_group is not None:
+            begin = f"{prefix}.{SCALING_STATES}." if prefix else f"{SCALING_STATES}."
+            left.update({name: with_largest_amaxes(left[name], module.amax_group) for name in left if name.startswith(begin)})
     for whole, parts in _divisions(model).items():
         if parts[0] in left:
             values = [left.pop(part) for part in parts]

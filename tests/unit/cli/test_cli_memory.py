@@ -18,9 +18,9 @@ from fusible.cli.training.trainer import Trainer
 SMALL = TrainOptions(steps=1, layers=1, hidden=16, heads=2, seq_len=8, batch=2)
 
 
-@pytest.mark.parametrize(("layers", "hidden"), [(1, 16), (3, 32), (2, 64)])
-def test_parameters_are_counted_without_making_them(layers: int, hidden: int) -> None:
-    options = TrainOptions(layers=layers, hidden=hidden)
+@pytest.mark.parametrize(("layers", "hidden", "experts"), [(1, 16, 0), (3, 32, 0), (2, 64, 0), (2, 32, 3)])
+def test_parameters_are_counted_without_making_them(layers: int, hidden: int, experts: int) -> None:
+    options = TrainOptions(layers=layers, hidden=hidden, experts=experts)
     assert parameter_count(options) == sum(parameter.numel() for parameter in ByteGPT(options, "bf16").parameters())
 
 
@@ -29,6 +29,7 @@ def test_the_memory_that_is_needed_grows_with_every_size(recipe: str) -> None:
     least = needed_memory(TrainOptions(), recipe)
     for sizes in ({"layers": 5}, {"hidden": 256}, {"seq_len": 256}, {"batch": 32}):
         assert needed_memory(TrainOptions(**sizes), recipe) > least
+    assert needed_memory(TrainOptions(experts=4), recipe) < needed_memory(TrainOptions(experts=4, top_k=3), recipe)
     assert least < 2**27  # of the defaults, which run in a few hundred MiB, libraries included
 
 

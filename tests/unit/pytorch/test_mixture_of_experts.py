@@ -94,6 +94,14 @@ def test_in_8_bits_it_is_as_near_as_three_roundings_to_the_format(recipe: str) -
     assert [type(b.op) for b in module.bound_ops() if isinstance(b.op, (low, high))] == [low, high, high]
 
 
+def test_explain_says_in_which_type_experts_multiply() -> None:
+    module = experts()
+    with fusible.autocast(recipe=fusible.DelayedScaling()):
+        text = module.explain(drawn(0, 4))
+    assert text.count("GroupedMMT(weight e4m3") == 4 and "RouteTokens(weight fp32)" in text
+    assert "GroupedMMT(weight fp32)" in module.explain(drawn(0, 4))
+
+
 def test_each_expert_is_scaled_by_itself() -> None:
     """One expert's weights are 2^40 times as large as another's: with one scale for all of them the small ones would be 0."""
     module, x, dy = experts(), drawn(0, 64), drawn(9, 64)

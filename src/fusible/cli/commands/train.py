@@ -44,6 +44,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     option("layers", "N", int, "transformer blocks")
     option("hidden", "N", int, "width")
     option("heads", "N", int, "attention heads")
+    option("experts", "N", int, "experts in each block, in the place of the layers that all bytes take", "none")
+    option("top_k", "N", int, "experts that a byte takes")
     option("seq_len", "N", int, "bytes in a window")
     option("batch", "N", int, "windows in a step")
     option("lr", "X", float, "peak learning rate")
@@ -57,6 +59,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument(
         "--context-way", choices=("all_to_all", "ring"), default="all_to_all", help="these exchange heads, or pass keys and values round"
     )
+    many.add_argument("--expert-parallel", metavar="N", type=int, default=1, help="processes that share out experts and windows (default: 1)")
     many.add_argument("--pipeline-parallel", metavar="N", type=int, default=1, help="stages that share out the layers (default: 1)")
     many.add_argument(
         "--microbatches", metavar="N", type=int, default=argparse.SUPPRESS, help="parts in which a batch goes through the stages (default: as many)"

@@ -16,9 +16,11 @@ _OPERAND = {"fp32": 4.0, "bf16": 2.0, "nvfp4": 0.5}
 
 
 def parameter_count(options: TrainOptions) -> int:
-    """The parameters of ``ByteGPT(options, ...)``: an embedding, two norms and four matrices with biases a layer, a norm and a head."""
+    """The parameters of ``ByteGPT(options, ...)``: an embedding, two norms and four matrices with biases a layer, a norm and a head. Experts have two
+    matrices each, without biases, and their router one."""
     h = options.hidden
-    layer = 4 * h + (3 * h * h + 3 * h) + (h * h + h) + (4 * h * h + 4 * h) + (4 * h * h + h)
+    products = options.experts * (8 * h * h + h) if options.experts else (4 * h * h + 4 * h) + (4 * h * h + h)
+    layer = 4 * h + (3 * h * h + 3 * h) + (h * h + h) + products
     return BYTES * h + options.layers * layer + 2 * h + BYTES * h + BYTES
 
 
@@ -26,11 +28,11 @@ def needed_memory(options: TrainOptions, recipe: str) -> int:
     """Bytes that a run needs at least.
 
     A parameter takes four fp32 values: itself, its gradient and two moments. For the backward pass every layer saves, per token, the operands of its
-    four products (7 hidden values in all) and, in the dtype of activations, the inputs of its norms, of GELU and of attention (9). The logits and
-    their gradient are fp32, the bytes of the windows int64.
+    four products (7 hidden values in all, 5 of them of the last two) and, in the dtype of activations, the inputs of its norms, of GELU (4) and of
+    attention (9 in all); what experts take, once for each expert of a token. The logits and their gradient are fp32, the bytes of the windows int64.
     """
-    tokens = options.batch * options.seq_len
-    kept = 7 * _OPERAND.get(recipe, 1.0) + 9 * (4 if recipe == "fp32" else 2)
+    tokens, each = options.batch * options.seq_len, options.top_k if options.experts else 1
+    kept = (2 + 5 * each) * _OPERAND.get(recipe, 1.0) + (5 + 4 * each) * (4 if recipe == "fp32" else 2)
     activations = int(tokens * options.layers * options.hidden * kept) + tokens * (2 * 4 * BYTES + 2 * 8)
     return 16 * parameter_count(options) + activations
 

@@ -19,6 +19,7 @@ from fusible.pytorch import (
     KVCache,
     LayerNorm,
     Linear,
+    MixtureOfExperts,
     MultiHeadedSelfAttention,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
@@ -79,7 +80,8 @@ class ByteGPT(Stage):
     """Logits of the next byte: an embedding, pre-norm transformer blocks with rotary attention, a last norm and a head.
 
     The embedding is torch's, of unit variance (of 0.02, the default run ended some 5 % higher); all that follows is one ``Sequential`` under the
-    recipe, but the products of ``options.bf16_layers``. Parameters are fp32; activations bf16, or fp32 under ``fp32``.
+    recipe, but the products of ``options.bf16_layers``. With ``options.experts`` the second half of each block is a mixture of them. Parameters are
+    fp32; activations bf16, or fp32 under ``fp32``.
     """
 
     def __init__(self, options: TrainOptions, recipe: str) -> None:
@@ -89,7 +91,7 @@ class ByteGPT(Stage):
         h = options.hidden
         embedding = nn.Embedding(BYTES, h)
         high = [options.in_bf16(layer) for layer in range(options.layers)]
-        blocks = [block for kept in high for block in (attention_block(h, options.heads, kept), feed_forward_block(h, kept))]
+        blocks = [block for kept in high for block in (attention_block(h, options.heads, kept), _second_block(options, kept))]
         body = Sequential(*blocks, LayerNorm(h), Linear(h, BYTES, high_precision="head" in options.bf16_layers))
         super().__init__(embedding, body.compile(options.executor), h, chosen, activation, torch.float32)
 
@@ -120,3 +122,12 @@ def feed_forward_block(hidden: int, high_precision: bool = False) -> Residual:
     """``x + down(gelu(up(norm(x))))``, four times as wide inside."""
     up = Linear(hidden, 4 * hidden, high_precision=high_precision)
     return Residual(LayerNorm(hidden), up, GELU(), Linear(4 * hidden, hidden, high_precision=high_precision))
+
+
+def experts_block(hidden: int, experts: int, top_k: int) -> Residual:
+    """The same of ``experts``, each as wide inside, of which a token takes ``top_k``."""
+    return Residual(LayerNorm(hidden), MixtureOfExperts(hidden, 4 * hidden, experts, top_k, activation="gelu"))
+
+
+def _second_block(options: TrainOptions, high_precision: bool) -> Residual:
+    return experts_block(options.hidden, options.experts, options.top_k) if options.experts else feed_forward_block(options.hidden, high_precision)

@@ -24,7 +24,7 @@ MAX_STEPS = 2**21
 """A checkpoint holds the loss of each step, and is read up to 64 MiB of them."""
 
 _LISTS = ("recipes", "bf16_layers")
-_SINCE: dict[str, Any] = {"bf16_layers": [], "fp8_format": None}
+_SINCE: dict[str, Any] = {"bf16_layers": [], "fp8_format": None, "experts": 0, "top_k": 2}
 """Options that the first checkpoints lack, with the values that those runs used."""
 
 BLOCKS = {"mxfp8": 32, "nvfp4": 16}
@@ -38,6 +38,7 @@ class TrainOptions:
     ``recipes``: names in ``RECIPES``. ``text``: a path, or None for the interpreter's documentation topics. ``bf16_layers``: names in
     ``BF16_LAYERS``, the layers that no recipe quantizes: the first and the last transformer block, and the head. ``fp8_format``: Transformer Engine's
     option of that name for all of ``FP8_RECIPES``. E4M3 forward and, for gradients, E5M2 (``"hybrid"``) or E4M3; None for each recipe's default.
+    ``experts``: of the mixture in each transformer block, of which a byte takes ``top_k``; 0 for layers that all bytes take.
     """
 
     recipes: tuple[str, ...] = ("bf16",)
@@ -54,6 +55,8 @@ class TrainOptions:
     text: str | None = None
     bf16_layers: tuple[str, ...] = ()
     fp8_format: str | None = None
+    experts: int = 0
+    top_k: int = 2
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -72,6 +75,7 @@ class TrainOptions:
             raise ArgumentError(expected(wanted, of="--hidden", got=self.hidden, do="change one of them"))
         self._check_names()
         self._check_precision()
+        self._check_experts()
         for recipe in self.recipes:
             for of, size in (("--hidden", self.hidden), ("--batch times --seq-len", self.batch * self.seq_len)):
                 if size % BLOCKS.get(recipe, 1):
@@ -95,6 +99,20 @@ class TrainOptions:
             raise ArgumentError(expected(wanted, of="--bf16-layers", got=got, do="give more layers, or name fewer"))
         if self.fp8_format not in (None, *FP8_FORMATS):
             raise ArgumentError(expected(" or ".join(FP8_FORMATS), of="--fp8-format", got=repr(self.fp8_format), do="name one of these"))
+
+    def _check_experts(self) -> None:
+        if self.experts < 0:
+            raise ArgumentError(expected("at least 0", of="--experts", got=self.experts, do="give a number of experts, or leave it out"))
+        if not self.experts:
+            return
+        if not 1 <= self.top_k <= self.experts:
+            raise ArgumentError(expected(f"from 1 to the {self.experts} experts", of="--top-k", got=self.top_k, do="choose another"))
+        if self.executor != "eager":
+            of, do = "--executor with --experts", "leave it out: compiled programs do the same whatever the values"
+            raise ArgumentError(expected("eager", of=of, got=self.executor, do=do))
+        kept = [name for name in self.bf16_layers if name != "head"]
+        if kept:
+            raise ArgumentError(expected("head alone", of="--bf16-layers with --experts", got=",".join(kept), do="leave the blocks out"))
 
     def in_bf16(self, layer: int) -> bool:
         """Whether no recipe quantizes the products of that transformer block."""

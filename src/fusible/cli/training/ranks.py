@@ -41,7 +41,8 @@ _OF_THE_GROUP = ("gloo", "connection closed", "connection reset", "timed out", "
 class Layout:
     """How many processes share what. ``tensor``: columns; with ``sequence`` rows too. ``context``: parts of every window, which attention sees in the
     ``way``. ``data``: each has its part of every batch; with ``shard`` they share out parameters, gradients and moments as well. ``stages``: of the
-    model, through which the part of a batch goes in ``microbatches``."""
+    model, through which the part of a batch goes in ``microbatches``. ``experts``: each has its part of every batch, and of every mixture's
+    experts."""
 
     tensor: int = 1
     context: int = 1
@@ -51,23 +52,29 @@ class Layout:
     shard: bool = False
     stages: int = 1
     microbatches: int = 1
+    experts: int = 1
+
+    @property
+    def batches(self) -> int:
+        """How many processes have windows of their own."""
+        return self.data * self.experts
 
     @classmethod
     def from_command_line(cls, given: Mapping[str, Any], world: int) -> Layout:
         """The layout ``given`` for ``world`` processes; data parallelism takes what is left. Raises ``ArgumentError`` where it does not fit."""
-        sizes = {along: given.get(f"{along}_parallel", 1) for along in ("pipeline", "tensor", "context")}
+        sizes = {along: given.get(f"{along}_parallel", 1) for along in ("pipeline", "expert", "tensor", "context")}
         sizes["data"] = given.get("data_parallel", max(world // max(math.prod(sizes.values()), 1), 1))
         for along, value in sizes.items():
             if value < 1:
                 raise ArgumentError(expected("at least 1", of=f"--{along}-parallel", got=value, do="give a number of processes"))
-        stages, tensor, context, data = sizes.values()
+        stages, experts, tensor, context, data = sizes.values()
         needed = math.prod(sizes.values())
         if needed != world:
             got = f"{' x '.join(f'--{along}-parallel {value}' for along, value in sizes.items())}, {needed} in all"
             do = f"start so many by torchrun --nproc-per-node {needed}, or change one of them"
             raise ArgumentError(expected(f"the {world} that were started", of="the number of processes", got=got, do=do))
         way, sequence, shard = given.get("context_way", cls.way), bool(given.get("sequence_parallel")), bool(given.get("shard_parameters"))
-        layout = cls(tensor, context, data, way, sequence, shard, stages, given.get("microbatches", stages))
+        layout = cls(tensor, context, data, way, sequence, shard, stages, given.get("microbatches", stages), experts)
         needs = ("--sequence-parallel", sequence, tensor, "tensor"), ("--shard-parameters", shard, data, "data")
         needs += (("--microbatches", "microbatches" in given, stages, "pipeline"),)
         for flag, on, count, along in needs:
@@ -77,20 +84,26 @@ class Layout:
 
     def __str__(self) -> str:
         shared = [("columns and rows" if self.sequence else "columns", self.tensor), (f"tokens, {self.way}", self.context)]
-        shared += [("data and parameters" if self.shard else "data", self.data), (f"stages, {self.microbatches} microbatches", self.stages)]
+        shared += [("data and parameters" if self.shard else "data", self.data), ("experts", self.experts)]
+        shared += [(f"stages, {self.microbatches} microbatches", self.stages)]
         found = [f"{count} ({what})" for what, count in shared if count > 1]
         return f" in each of {' x '.join(found)} processes" if found else ""
 
     def check(self, options: TrainOptions) -> None:
         """Raise ``ArgumentError`` for a run that cannot be shared out so."""
-        shares = [("--batch", options.batch, self.data), ("--heads", options.heads, self.tensor), ("--hidden", options.hidden, self.tensor)]
+        shares = [
+            ("--batch", options.batch, self.batches),
+            ("--experts", options.experts, self.experts),
+            ("--heads", options.heads, self.tensor),
+            ("--hidden", options.hidden, self.tensor),
+        ]
         shares += [("the vocabulary", BYTES, self.tensor)]
         if self.context > 1:
             shares.append(("--seq-len", options.seq_len, 2 * self.context))
         if self.context > 1 and self.way == "all_to_all":
             shares.append(("--heads", options.heads, self.tensor * self.context))
         if self.sequence:
-            shares.append(("--batch times --seq-len of a process", options.batch // self.data * options.seq_len // self.context, self.tensor))
+            shares.append(("--batch times --seq-len of a process", options.batch // self.batches * options.seq_len // self.context, self.tensor))
         for of, size, count in shares:
             if size % count:
                 wanted = f"a multiple of {count}, the processes that share it"
@@ -99,8 +112,18 @@ class Layout:
             do = "leave --executor out: a compiled program is that of one process"
             of = "--executor with --tensor-parallel, --context-parallel or --pipeline-parallel"
             raise ArgumentError(expected("eager", of=of, got=options.executor, do=do))
+        if self.experts > 1:
+            self._check_experts(options)
         if self.stages > 1:
             self._check_stages(options)
+
+    def _check_experts(self, options: TrainOptions) -> None:
+        if not options.experts:
+            raise ArgumentError(expected("--experts", of="--expert-parallel", got="none", do="give a number of experts, or leave it out"))
+        for along, count in (("tensor", self.tensor), ("context", self.context)):
+            if count > 1:
+                do = "leave one of them out"
+                raise ArgumentError(expected(f"no --{along}-parallel", of="--expert-parallel", got=f"{count} of them", do=do))
 
     def _check_stages(self, options: TrainOptions) -> None:
         blocks = 2 * options.layers
@@ -110,7 +133,7 @@ class Layout:
         if self.microbatches < self.stages:
             wanted = f"at least {self.stages}, the stages that work on them"
             raise ArgumentError(expected(wanted, of="--microbatches", got=self.microbatches, do="give more, or fewer stages"))
-        windows = options.batch // self.data
+        windows = options.batch // self.batches
         if windows % self.microbatches:
             do = "give another size or number of microbatches"
             raise ArgumentError(expected(f"a multiple of the {self.microbatches} microbatches", of="--batch of a process", got=windows, do=do))
@@ -154,7 +177,8 @@ class Ranks:
         dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world, timeout=_TIMEOUT)
         self._check_agreed(facts)
         copies, shards = (1, layout.data) if layout.shard else (layout.data, 1)
-        sizes = {"pp": layout.stages, "dp_replicate": copies, "dp_shard": shards, "cp": layout.context, "tp": layout.tensor}
+        sizes = {"pp": layout.stages, "dp_replicate": copies, "dp_shard": shards, "cp": layout.context}
+        sizes |= {"ep": layout.experts, "tp": layout.tensor}
         # Groups of some of the processes would wait for half an hour. torch's stub describes another class.
         options = dist.ProcessGroupGloo.Options("gloo", _TIMEOUT)  # pyright: ignore[reportCallIssue]
         within: dict[int | str, Any] = dict.fromkeys(sizes, options)
@@ -223,7 +247,7 @@ class Ranks:
         layout = self.layout
         if layout.data * layout.context == 1:
             return model
-        if not layout.shard and layout.tensor == 1:
+        if not layout.shard and layout.tensor * layout.experts == 1:
             group = mesh["dp_replicate", "cp"]._flatten().get_group()
             return nn.parallel.DistributedDataParallel(model, process_group=group)
         # DDP takes no DTensors: copies of the model are then shards of one process each.

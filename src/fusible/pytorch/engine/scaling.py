@@ -25,7 +25,7 @@ from fusible.tex.protocol import process_group
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["ScalingOwner", "Snapshot", "join_states"]
+__all__ = ["ScalingOwner", "Snapshot", "join_states", "with_largest_amaxes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +240,16 @@ def join_states(saved: Sequence[torch.Tensor]) -> torch.Tensor:
     for name, field, dim in (("forward", "scale", 0), ("forward", "amax_history", 1), ("backward", "scale", 0), ("backward", "amax_history", 1)):
         joined[f"{name}.{field}"] = torch.cat([part[f"{name}.{field}"] for part in parts], dim)
     return _encoded({**joined, "open": torch.stack([part["open"] for part in parts]).any(0)})
+
+
+def with_largest_amaxes(saved: torch.Tensor, group: Any) -> torch.Tensor:
+    """A state, as ``ScalingOwner.save`` gives it, with the running iteration's amaxes replaced by their maximum over the processes of ``group``,
+    which would be made when it closes."""
+    tensors = load_tensors(saved.numpy().tobytes())
+    for name in ("forward", "backward"):
+        running = tensors[f"{name}.amax_history"][0]
+        torch.distributed.all_reduce(running, torch.distributed.ReduceOp.MAX, group=process_group(group))
+    return _encoded(tensors)
 
 
 def _encoded(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

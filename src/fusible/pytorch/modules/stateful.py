@@ -23,7 +23,7 @@ __all__ = ["StatefulModule"]
 
 _arranging = Lock()
 
-_STATE = "scaling_state"
+SCALING_STATES = "scaling_state"
 _EXTRA = "_extra_state"
 
 
@@ -103,7 +103,9 @@ class StatefulModule(nn.Module):
 
     def _saved_states(self) -> dict[str, torch.Tensor]:
         self._settle()
-        pipelines = {f"{_STATE}.{index}": bound for index, bound in enumerate(self._pipelines() if self._runners or self._kept_states else ())}
+        pipelines = {
+            f"{SCALING_STATES}.{index}": bound for index, bound in enumerate(self._pipelines() if self._runners or self._kept_states else ())
+        }
         kept = {state.ops: state.saved for state in self._kept_states}
         saved: dict[str, torch.Tensor | None] = {}
         for name, bound in pipelines.items():
@@ -113,10 +115,10 @@ class StatefulModule(nn.Module):
 
     def _read_states(self, state_dict: Mapping[str, Any], prefix: str) -> list[tuple[PipelineRunner, Any]]:
         """The scaling states of this module in ``state_dict``, each checked, with its owner; nothing is changed."""
-        saved = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(f"{prefix}{_STATE}.")}
+        saved = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(f"{prefix}{SCALING_STATES}.")}
         if not saved:
             return []
-        runners = {f"{_STATE}.{index}": self._runner(bound) for index, bound in enumerate(self._pipelines())}
+        runners = {f"{SCALING_STATES}.{index}": self._runner(bound) for index, bound in enumerate(self._pipelines())}
         unknown = [name for name in saved if name not in runners]
         if unknown:
             raise CheckpointError(
@@ -135,7 +137,7 @@ class StatefulModule(nn.Module):
 
         ``torch.distributed.checkpoint`` looks every name of a state dict up in the model: ``scaling_state.0`` is found here, and so is one to come.
         """
-        return ScalingStates({name.removeprefix(f"{_STATE}."): saved for name, saved in self._saved_states().items()})
+        return ScalingStates({name.removeprefix(f"{SCALING_STATES}."): saved for name, saved in self._saved_states().items()})
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """As ``nn.Module.named_buffers``; where ``torch.distributed.checkpoint`` asks while it loads, also places for scaling states to come."""
@@ -146,7 +148,7 @@ class StatefulModule(nn.Module):
 
     def _possible_names(self) -> Iterator[str]:
         """The names of all scaling states that the module has or may get."""
-        yield from (f"{_STATE}.{index}" for index in range(len(self._pipelines())))
+        yield from (f"{SCALING_STATES}.{index}" for index in range(len(self._pipelines())))
 
     def go_on_from(self, other: StatefulModule) -> None:
         """Take over the scaling states that the modules inside have in the pipelines of ``other``, of which they are a part."""
@@ -229,7 +231,7 @@ class StatefulModule(nn.Module):
         for module in self.modules() if states else ():
             if isinstance(module, StatefulModule):
                 module._handed_out = {}  # a loader that finds this state finds those inside
-        for key in [key for key in state_dict if key.startswith(f"{prefix}{_STATE}.")]:
+        for key in [key for key in state_dict if key.startswith(f"{prefix}{SCALING_STATES}.")]:
             del state_dict[key]
         if is_empty(state_dict.get(f"{prefix}{_EXTRA}")):
             state_dict.pop(f"{prefix}{_EXTRA}", None)
@@ -251,7 +253,7 @@ def _check_fits(model: StatefulModule, state_dict: Mapping[str, Any], strict: bo
     own = model.state_dict(keep_vars=True)
     wrong = ""
     for name in (*own, *state_dict):
-        if _STATE in name.split(".") or name.split(".")[-1] == _EXTRA:
+        if SCALING_STATES in name.split(".") or name.split(".")[-1] == _EXTRA:
             continue
         if name not in own or name not in state_dict:
             wrong = wrong or (f"one {'without' if name in own else 'with'} {name!r}" if strict else "")
