@@ -28,9 +28,9 @@ from fusible.pytorch import (
     autocast,
 )
 
-__all__ = ["ByteGPT", "cross_entropy"]
+__all__ = ["ByteGPT", "RECIPES_BY_NAME", "cross_entropy"]
 
-_RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
+RECIPES_BY_NAME: dict[str, tuple[Recipe, torch.dtype]] = {
     "bf16": (HighPrecision(), torch.bfloat16),
     "fp32": (HighPrecision(), torch.float32),
     "delayed": (DelayedScaling(), torch.bfloat16),
@@ -39,6 +39,7 @@ _RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
     "block": (Float8BlockScaling(), torch.bfloat16),
     "nvfp4": (NVFP4BlockScaling(), torch.bfloat16),
 }
+"""The recipe of each name of ``RECIPES``, and the dtype of activations."""
 
 
 class ByteGPT(nn.Module):
@@ -50,7 +51,7 @@ class ByteGPT(nn.Module):
 
     def __init__(self, options: TrainOptions, recipe: str) -> None:
         super().__init__()
-        self.recipe, self.activation = _RECIPES[recipe]
+        self.recipe, self.activation = RECIPES_BY_NAME[recipe]
         if options.fp8_format is not None and recipe in FP8_RECIPES:
             self.recipe = replace(self.recipe, fp8_format=Format[options.fp8_format.upper()])
         h = options.hidden
