@@ -36,8 +36,8 @@ class Meter(TorchDispatchMode):
     """The bytes of the tensors of this process: exact, and the same each time. What a call of torch takes and gives is known by weak references, and
     looked at after each call; so a tensor that a thread of the group lets go of last is seen to go as well.
 
-    ``with Meter() as meter: ...; meter.mark("begin"); ...``: afterwards ``now`` has the bytes at each mark, beyond those at the start, and ``most`` the
-    most between it and the next.
+    ``with Meter() as meter: ...; meter.mark("begin"); ...``: afterwards ``now`` has the bytes at each mark, and ``most`` the most between it and the
+    next; of tensors that a call in the body has taken or given.
     """
 
     def __init__(self) -> None:

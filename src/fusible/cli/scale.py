@@ -32,7 +32,11 @@ def scale(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps({"model": given.model, "gpus": given.gpus, "recipe": given.recipe, "layouts": [as_json(one) for one in found]}, indent=1))
     else:
-        show(found, f"{given.model} on {given.gpus:,} x {H100.name} in {given.recipe}, {given.batch:,} sequences of {given.seq_len:,} tokens", make_console())
+        show(
+            found,
+            f"{given.model} on {given.gpus:,} x {H100.name} in {given.recipe}, {given.batch:,} sequences of {given.seq_len:,} tokens",
+            make_console(),
+        )
     return 0
 
 

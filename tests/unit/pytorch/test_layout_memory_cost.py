@@ -48,10 +48,10 @@ def test_experts_have_the_parameters_that_were_published() -> None:
 
 
 def test_what_a_block_keeps_is_what_is_published_of_it() -> None:
-    """Korthikanti et al. 2022 (arXiv:2205.05198), section 4: without masks of dropout, in bf16, 2 bytes each of the two inputs of norms, of two normed
-    inputs of products, of q, k, v and of what attention gives; and of the operands of the activation and of the product behind it. Beside that there
-    are here the q and k that positions have yet to be turned into, as v is a view of all three; a number for each row of a norm and each row of a head;
-    and a seed."""
+    """Korthikanti et al. 2022 (arXiv:2205.05198), section 4: without masks of dropout, in bf16, 2 bytes each of the two inputs of norms, of two
+    normed inputs of products, of q, k, v and of what attention gives; and of the operands of the activation and of the product behind it. Beside that
+    there are here the q and k that positions have yet to be turned into, as v is a view of all three; a number for each row of a norm and each row of
+    a head; and a seed."""
     tokens, h, inner = 4096, SEVEN.hidden, SEVEN.inner
     published = tokens * 2 * (2 * h + 2 * h + 3 * h + h + 2 * inner + inner)
     assert _of_block(SEVEN, Layout(), None, tokens).kept == published + tokens * (2 * 2 * h + 2 * 4 + SEVEN.heads * 4) + 16

@@ -10,8 +10,8 @@ from fusible.cli.training.options import RECIPES
 __all__ = ["COMMAND"]
 
 _DESCRIPTION = """\
-Searches the layouts of a model on many GPUs, and shows the best: what each GPU sends in a step and holds in memory, the time that it waits for others,
-and the tokens that it trains on. All is derived from the ops that a block becomes and from published speeds; nothing is run."""
+Searches the layouts of a model on many GPUs, and shows the best: what each GPU sends in a step and holds in memory, the time that it waits for
+others, and the tokens that it trains on. All is derived from the ops that a block becomes and from published speeds; nothing is run."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

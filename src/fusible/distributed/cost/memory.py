@@ -27,11 +27,14 @@ _LOSS = 1 << 22
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a process takes. ``weights``: parameters, in fp32; ``gradients`` and ``optimizer``: of as many. ``copies``: of parameters, in the
-    types of the products, and of those that are held in parts. ``activations``: what forward keeps for backward, of all micro-batches that are under way. ``logits``: with their gradient
-    and what the loss needs. ``working``: what a block's backward holds at once beyond what is kept of the block; ``gathered``: parameters and
-    gradients of the blocks that are whole at a time, where processes share out parameters. ``added_up``: whether there are gradients before the last
-    forward, of other micro-batches."""
+    """Bytes that a process takes.
+
+    ``weights``: parameters, in fp32; ``gradients`` and ``optimizer``: of as many. ``copies``: of parameters, in the types of the products, and of
+    those that are held in parts. ``activations``: what forward keeps for backward, of all micro-batches that are under way. ``logits``: with their
+    gradient and what the loss needs. ``working``: what a block's backward holds at once beyond what is kept of the block. ``gathered``: parameters
+    that are whole at a time, where processes share them out. ``added_up``: whether there are gradients before the last forward, of other
+    micro-batches.
+    """
 
     weights: int
     gradients: int

@@ -28,8 +28,8 @@ _LONG = 16384
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout with what it costs: ``memory`` of the fullest stage, ``traffic`` and ``time`` of a step of ``microbatches`` micro-batches of ``tokens``
-    tokens in each process."""
+    """A layout with what it costs: ``memory`` of the fullest stage, ``traffic`` and ``time`` of a step of ``microbatches`` micro-batches of
+    ``tokens`` tokens in each process."""
 
     layout: Layout
     tokens: int
@@ -91,7 +91,9 @@ def best_layouts(
             elif layout not in found or time.total < found[layout].time.total:
                 found[layout] = one
     if not found:
-        got = "none that divides them so that each has a sequence" if least is None else f"{least.memory.peak / 1e9:,.0f} GB at least ({least.layout})"
+        got = (
+            "none that divides them so that each has a sequence" if least is None else f"{least.memory.peak / 1e9:,.0f} GB at least ({least.layout})"
+        )
         wanted = f"a layout that fits in the {machine.memory / 1e9:,.0f} GB of one {machine.name}"
         raise ArgumentError(expected(wanted, of=f"{processes} GPUs", got=got, do="take more GPUs, or another batch"))
     return sorted(found.values(), key=lambda one: (one.time.total, one.memory.peak))[:count]

@@ -22,9 +22,9 @@ __all__ = ["H100", "Machine", "StepTime", "step_time"]
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of machine: GPUs in nodes. ``flops``: dense products a second by the bits of an operand. ``memory``: bytes of one GPU, ``bandwidth``: its
-    bytes a second. ``inside`` and ``outside``: bytes a second that one GPU sends within a node of ``node`` GPUs, and to other nodes. ``efficiency``:
-    the share of ``flops`` that products reach, and ``usable``: that of ``memory`` which tensors can fill."""
+    """A kind of machine: GPUs in nodes. ``flops``: dense products a second by the bits of an operand. ``memory``: bytes of one GPU, ``bandwidth``:
+    its bytes a second. ``inside`` and ``outside``: bytes a second that one GPU sends within a node of ``node`` GPUs, and to other nodes.
+    ``efficiency``: the share of ``flops`` that products reach, and ``usable``: that of ``memory`` which tensors can fill."""
 
     name: str
     flops: Mapping[int, float]
@@ -59,16 +59,16 @@ H100 = Machine(
     inside=450e9,
     outside=50e9,
 )
-"""NVIDIA's data sheet of the H100 SXM: 989 dense bf16 and 1,979 dense FP8 TFLOPS, 67 in fp32, 80 GB at 3.35 TB/s, NVLink of 900 GB/s in both directions
-together; in a DGX H100, eight of them, each with a network port of 400 Gb/s (InfiniBand NDR). The ``efficiency`` is an assumption, not a
-measurement."""
+"""NVIDIA's data sheet of the H100 SXM: 989 dense bf16 and 1,979 dense FP8 TFLOPS, 67 in fp32, 80 GB at 3.35 TB/s, NVLink of 900 GB/s in both
+directions together; in a DGX H100, eight of them, each with a network port of 400 Gb/s (InfiniBand NDR). ``efficiency`` and ``usable`` are
+assumptions, not measurements."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step. ``products``: matrix products and attention. ``memory``: what ops write and the next ones read. ``sent``: by dimension, how
-    long the bytes take on their links, and ``exposed`` which part of that nothing hides. ``bubble``: that a stage waits for others. ``tokens``: that
-    all processes train on."""
+    """Seconds of a step. ``products``: matrix products and attention. ``memory``: what ops write and the next ones read. ``sent``: by dimension,
+    how long the bytes take on their links, and ``exposed`` which part of that nothing hides. ``bubble``: that a stage waits for others. ``tokens``:
+    that all processes train on."""
 
     products: float
     memory: float
@@ -151,9 +151,12 @@ def _computing(
     gathered = tokens // rows
     products = memory = 0.0
     arrive = nvte.nvte_dtype(dtype)
-    parts: list[tuple[Part, BlockKind, int, int]] = [("block", kind, kind.count, 1) for kind in architecture.kinds]
-    parts += [("expert", kind, kind.count, kind.experts.chosen) for kind in architecture.kinds if kind.experts]
-    for part, kind, count, times in [*parts, ("head", architecture.kinds[0], 1, 1)]:
+    parts: list[tuple[Part, BlockKind, int, int]] = [("head", architecture.kinds[0], 1, 1)]
+    for kind in architecture.kinds:
+        parts.append(("block", kind, kind.count, 1))
+        if kind.experts is not None:
+            parts.append(("expert", kind, kind.count, kind.experts.chosen))
+    for part, kind, count, times in parts:
         of_rows, of_tokens = rows * times, tokens * times
         plan = plan_of(part, architecture, kind, layout, recipe, dtype, arrive)
         products += count * sum(flops * of_tokens / machine.products(bits) for bits, flops in products_of(plan))
