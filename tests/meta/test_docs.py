@@ -19,7 +19,7 @@ from fusible.cli.main import _parser
 
 NAMES = [page.relative_to(ROOT).as_posix() for page in pages()]
 LANGUAGES = {"", "cpp", "python", "sh", "text"}
-PRINTED = {"docs/lazy/day-in-the-life.md", "docs/ops.md"}
+PRINTED = {"docs/lazy/day-in-the-life.md", "docs/ops.md", "docs/scaling.md"}
 """The pages whose text blocks are lines that their code prints."""
 SHELL = [pytest.param(name, block.text, id=f"{name}:{block.line}") for name in NAMES for block in blocks(ROOT / name) if block.language == "sh"]
 

@@ -25,6 +25,12 @@ SENTENCES = {
     "train --text none.txt": "--text {here}/none.txt: expected a file that can be read, got No such file or directory; give another.",
     "train --text .": "--text {here}: expected a regular file, got a directory; give another.",
     "train --resume none": "--resume none: expected a checkpoint, got none; name the --out of a run that was saved.",
+    "scale": "The following arguments are required: --gpus: see 'fusible scale --help'.",
+    "scale --gpus 0": "--gpus: expected at least 1, got 0; give a larger number.",
+    "scale --gpus 8 --model gpt": "--model: expected llama-7b, llama-70b or llama-400b-moe, got 'gpt'; name one of these.",
+    "scale --gpus 8 --recipe fp8": "--recipe: expected bf16, fp32, delayed, current, mxfp8, block or nvfp4, got 'fp8'; name one of these.",
+    "scale --gpus 3 --batch 4": "3 GPUs: expected a layout that fits in the 80 GB of one H100 SXM, got none that divides them so that each has a "
+    "sequence; take more GPUs, or another batch.",
     "train --out short.txt": "--out: expected a folder that can be written, got short.txt; name another.",
 }
 

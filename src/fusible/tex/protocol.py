@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -20,6 +20,7 @@ __all__ = [
     "FLT_MAX",
     "FP8_MAX",
     "INT64",
+    "PlannedGroup",
     "QuantizerLike",
     "TensorLike",
     "accumulator",
@@ -36,6 +37,12 @@ __all__ = [
     "to_torch",
     "transposed_shape",
 ]
+
+
+class PlannedGroup(NamedTuple):
+    """A group of ``size`` processes that nobody has started: of tensors on the device ``meta`` a collective gives the shape of what would come."""
+
+    size: int
 
 
 def process_group(group: Any) -> Any:

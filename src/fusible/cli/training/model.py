@@ -29,9 +29,9 @@ from fusible.pytorch import (
     autocast,
 )
 
-__all__ = ["ByteGPT", "Stage", "cross_entropy"]
+__all__ = ["ByteGPT", "RECIPES_BY_NAME", "Stage", "cross_entropy"]
 
-_RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
+RECIPES_BY_NAME: dict[str, tuple[Recipe, torch.dtype]] = {
     "bf16": (HighPrecision(), torch.bfloat16),
     "fp32": (HighPrecision(), torch.float32),
     "delayed": (DelayedScaling(), torch.bfloat16),
@@ -40,6 +40,7 @@ _RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
     "block": (Float8BlockScaling(), torch.bfloat16),
     "nvfp4": (NVFP4BlockScaling(), torch.bfloat16),
 }
+"""The recipe of each name of ``RECIPES``, and the dtype of activations."""
 
 
 class Stage(nn.Module):
@@ -85,7 +86,7 @@ class ByteGPT(Stage):
     """
 
     def __init__(self, options: TrainOptions, recipe: str) -> None:
-        chosen, activation = _RECIPES[recipe]
+        chosen, activation = RECIPES_BY_NAME[recipe]
         if options.fp8_format is not None and recipe in FP8_RECIPES:
             chosen = replace(chosen, fp8_format=Format[options.fp8_format.upper()])
         h = options.hidden

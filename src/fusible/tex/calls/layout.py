@@ -17,9 +17,9 @@ def check_disjoint(out: TensorLike, others: Sequence[Any], of: str) -> None:
     """Raise ``ArgumentError`` where ``out``, which a movement writes, shares memory with a tensor that it still reads, or writes too.
 
     Told by the first and the last byte of each, so that tensors which lie within one another without an element in common are refused as well. Lazy
-    tensors have no memory.
+    tensors have no memory, and those of the device ``meta`` neither.
     """
-    if not isinstance(out, torch.Tensor):
+    if not isinstance(out, torch.Tensor) or out.is_meta:
         return
     first, last = _extent(out)
     for other in others:

@@ -1,4 +1,5 @@
-"""Primitives between the processes of a group, by ``torch.distributed``."""
+"""Primitives between the processes of a group, by ``torch.distributed``. Of tensors on the device ``meta`` nothing is sent: the result has a shape
+alone."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import accumulator, check_shape, process_group
+from fusible.tex.protocol import PlannedGroup, accumulator, check_shape, process_group
 
 __all__ = ["CollectiveKernels"]
 
@@ -28,7 +29,8 @@ class CollectiveKernels(Prim):
         if size == 1:
             return x
         whole = x.new_empty((size * x.shape[0], *x.shape[1:]))
-        _all_gather(whole, x.contiguous(), group=group)
+        if not x.is_meta:
+            _all_gather(whole, x.contiguous(), group=group)
         return whole
 
     def prim_all_to_all(self, x: Tensor, group: Any = None) -> Any:
@@ -38,7 +40,8 @@ class CollectiveKernels(Prim):
         if size == 1:
             return x
         came = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(came, x.contiguous(), group=group)
+        if not x.is_meta:
+            dist.all_to_all_single(came, x.contiguous(), group=group)
         return came
 
     def prim_ring_shift(self, x: Tensor, group: Any = None) -> Any:
@@ -46,7 +49,10 @@ class CollectiveKernels(Prim):
         size = _size(group, "prim.ring_shift")
         if size == 1:
             return x
-        sent, came, rank = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format), dist.get_rank(group)
+        sent, came = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        if x.is_meta:
+            return came
+        rank = dist.get_rank(group)
         members = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
         ways = (dist.isend, sent, members[(rank + 1) % size]), (dist.irecv, came, members[(rank - 1) % size])
         for work in dist.batch_isend_irecv([dist.P2POp(*way, group=group) for way in ways]):
@@ -81,7 +87,8 @@ class CollectiveKernels(Prim):
         if size == 1:
             return x
         part = x.new_empty((x.shape[0] // size, *x.shape[1:]))
-        _reduce_scatter(part, x.contiguous(), group=group)
+        if not x.is_meta:
+            _reduce_scatter(part, x.contiguous(), group=group)
         return part
 
     def prim_all_reduce(self, x: Tensor, group: Any = None, reduction: str = "sum") -> Any:
@@ -93,12 +100,15 @@ class CollectiveKernels(Prim):
         if size == 1:
             return x
         result = x.to(accumulator(x.dtype) if reduction == "mean" else x.dtype, memory_format=torch.contiguous_format, copy=True)
-        dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM, group=group)
+        if not x.is_meta:
+            dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM, group=group)
         return result.div_(size).to(x.dtype) if reduction == "mean" else result
 
 
 def _size(group: Any, of: str) -> int:
     """The number of processes in a group. Raises ``ArgumentError`` where there is none, or this one is not in it."""
+    if isinstance(group, PlannedGroup):
+        return group.size
     if not dist.is_available() or not dist.is_initialized():
         do = "call torch.distributed.init_process_group first"
         raise ArgumentError(expected("processes that know one another", of=of, got="no process group", do=do))

@@ -66,7 +66,7 @@ def scale_from_amax(amax: Tensor, dtype: DType, power_of_two: bool, epsilon: flo
 
 def reduced(amax: Tensor, quantizer: Any) -> Tensor:
     """The amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
-    if quantizer.with_amax_reduction:
+    if quantizer.with_amax_reduction and not amax.is_meta:
         group = process_group(getattr(quantizer, "amax_reduction_group", None))
         torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=group)
     return amax

@@ -1,0 +1,110 @@
+"""The bytes that each process sends in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusible.compute_pipeline import CONTEXT_PARALLEL, Sent, expert_parallel, messages_of
+from fusible.distributed.cost.architectures import Architecture, BlockKind
+from fusible.distributed.cost.layout import Layout, plan_of
+from fusible.nvte import DType, PassKind, nvte_dtype
+from fusible.ops import CombineTokens, DispatchTokens, Op
+from fusible.ops.messages import Communicates
+from fusible.ops.sharing import Process
+from fusible.quantized import Recipe
+
+__all__ = ["Traffic", "block_messages", "exchanged_with_experts", "traffic"]
+
+_PASSES: tuple[PassKind, ...] = ("forward", "backward")
+_WAYS = frozenset(kind.__name__ for kind in CONTEXT_PARALLEL.values())
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that each process sends in a step, by what for: of all its blocks along ``tp`` and ``cp``; of parameters and gradients along ``dp_shard``
+    together with ``cp`` and ``ep``, and of gradients along ``dp_replicate``; of tokens to experts and back along ``ep``; and from stage to stage."""
+
+    tp: float
+    cp: float
+    dp_shard: float
+    dp_replicate: float
+    ep: float = 0.0
+    pp: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.tp + self.cp + self.dp_shard + self.dp_replicate + self.ep + self.pp
+
+
+def block_messages(
+    architecture: Architecture,
+    layout: Layout,
+    recipe: Recipe | None,
+    tokens: int,
+    dtype: torch.dtype = torch.bfloat16,
+    kind: BlockKind | None = None,
+) -> list[Sent]:
+    """The messages of forward and backward of one block, in order, where each process has ``tokens`` of its own along ``cp`` and the data dimensions.
+
+    Where rows are shared out, they are so on both sides of the block. ``kind``: of the block, the first by default; what goes to experts is not among
+    the messages. Raises what ``parallelize`` raises for sizes that do not divide.
+    """
+    plan = plan_of("block", architecture, kind or architecture.kinds[0], layout, recipe, dtype, DType.Float32)
+    rows = layout.rows(tokens)
+    return [sent for of in _PASSES for sent in messages_of(plan, of, rows)]
+
+
+def exchanged_with_experts(architecture: Architecture, kind: BlockKind, layout: Layout, tokens: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The bytes that each process sends along ``ep`` for one block in a step, where tokens are spread evenly: those of the ops at which tokens go to
+    their experts, and come back."""
+    if kind.experts is None or layout.ep == 1:
+        return 0.0
+    ends: list[Op] = [DispatchTokens(kind.experts.count, kind.experts.chosen), CombineTokens()]
+    types = dict.fromkeys(("x_dtype", "dy_dtype", "dx_dtype"), nvte_dtype(dtype))
+    rows, nbytes = layout.rows(tokens), 0.0
+    for made in expert_parallel(ends, Process(0, layout.ep), None):
+        op = made.op.with_(x_width=architecture.hidden, **types)
+        assert isinstance(op, Communicates)
+        nbytes += sum(message.sent(layout.ep) for of in _PASSES for message in op.messages(of, rows))
+        rows = op.rows_of_y(rows)
+    return nbytes
+
+
+def traffic(
+    architecture: Architecture,
+    layout: Layout,
+    recipe: Recipe | None,
+    tokens: int,
+    dtype: torch.dtype = torch.bfloat16,
+    microbatches: int = 1,
+) -> Traffic:
+    """What each process sends in a step on ``microbatches`` of ``tokens`` of its own. Parameters and gradients pass in ``dtype``: for each of them
+    parameters are gathered before forward and before backward (``fully_shard``), and gradients summed; over the copies they are summed once.
+
+    Along ``pp`` a process has the share of a stage, and hands its activations on, and their gradients back.
+    """
+    tp = cp = ep = 0.0
+    for kind in architecture.kinds:
+        for sent in block_messages(architecture, layout, recipe, tokens, dtype, kind):
+            nbytes = kind.count * sent.message.sent(sent.processes)
+            if sent.op.title in _WAYS:
+                cp += nbytes
+            else:
+                tp += nbytes
+        ep += kind.count * exchanged_with_experts(architecture, kind, layout, tokens, dtype)
+    of_stage = microbatches / layout.pp
+    passed = 2 * layout.rows(tokens) * architecture.hidden * dtype.itemsize if layout.pp > 1 else 0
+    gathered = reduced = 0.0
+    for held, shards in _held(architecture, layout, dtype):
+        gathered += 3 * microbatches * held * (shards - 1) / shards
+        reduced += 2 * held / shards * (layout.dp_replicate - 1) / layout.dp_replicate
+    return Traffic(tp * of_stage, cp * of_stage, gathered, reduced, ep * of_stage, passed * microbatches)
+
+
+def _held(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> list[tuple[float, int]]:
+    """The bytes of the parameters of a process together with those that it shares them out with, and how many these are: experts apart."""
+    experts = sum(kind.count * architecture.expert_parameters(kind) for kind in architecture.kinds)
+    each = dtype.itemsize / layout.tp / layout.pp
+    return [((architecture.parameters - experts) * each, layout.shards), (experts * each / layout.ep, layout.expert_shards)]

@@ -1,0 +1,151 @@
+"""What is measured of a training step's memory in each process of a group: for ``test_layout_memory``."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from layout_jobs import Dimensions, mesh_of
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import fusible
+from fusible import GroupedQuerySelfAttention, Linear, Residual, RMSNorm, Sequential, SwiGLU
+from fusible.distributed import parallelize
+from fusible.distributed.cost import Architecture
+from fusible.quantized import Recipe
+
+ARCHITECTURE = Architecture(layers=4, hidden=256, heads=4, groups=2, inner=512, vocabulary=512)
+SEQUENCES, LENGTH = 8, 128
+TOKENS = SEQUENCES * LENGTH
+
+RECIPES: dict[str, tuple[Recipe | None, torch.dtype]] = {
+    "fp32": (None, torch.float32),
+    "bf16": (None, torch.bfloat16),
+    "delayed": (fusible.DelayedScaling(), torch.bfloat16),
+    "mxfp8": (fusible.MXFP8BlockScaling(), torch.bfloat16),
+}
+
+
+class Meter(TorchDispatchMode):
+    """The bytes of the tensors of this process: exact, and the same each time. What a call of torch takes and gives is known by weak references, and
+    looked at after each call; so a tensor that a thread of the group lets go of last is seen to go as well.
+
+    ``with Meter() as meter: ...; meter.mark("begin"); ...``: afterwards ``now`` has the bytes at each mark, and ``most`` the most between it and the
+    next; of tensors that a call in the body has taken or given.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+        self._known: set[StorageWeakRef] = set()
+        self._at = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        seen = {StorageWeakRef(_local(value).untyped_storage()) for value in tree_leaves((args, kwargs, result)) if isinstance(value, torch.Tensor)}
+        if not seen <= self._known:
+            self._known |= seen
+            self.most[self._at] = max(self.most.get(self._at, 0), self.total)
+        return result
+
+    @property
+    def total(self) -> int:
+        self._known = {place for place in self._known if not place.expired()}
+        alive = (torch.UntypedStorage._new_with_weak_ptr(place.cdata) for place in self._known)
+        return sum(storage.nbytes() for storage in alive if storage is not None)
+
+    def mark(self, name: str) -> None:
+        gc.collect()
+        self._at, self.now[name] = name, self.total
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    """The decoder of which ``ARCHITECTURE`` has the sizes."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        of, self.dtype = ARCHITECTURE, dtype
+        self.embedding = nn.Embedding(of.vocabulary, of.hidden)
+        linear = Linear(of.hidden, of.vocabulary, bias=False)
+        self.body = Sequential(*(_block(of) for _ in range(of.layers)), RMSNorm(of.hidden), linear)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        return self.body(self.embedding(text).to(self.dtype))  # type: ignore[no-any-return]
+
+
+def _block(of: Architecture) -> Sequential:
+    h, width = of.hidden, of.hidden // of.heads
+    attention = GroupedQuerySelfAttention(h, of.heads, of.groups, rope_base=10000.0)
+    return Sequential(
+        Residual(RMSNorm(h), Linear(h, h + 2 * of.groups * width, bias=False), attention, Linear(h, h, bias=False)),
+        Residual(RMSNorm(h), Linear(h, 2 * of.inner, bias=False), SwiGLU(), Linear(of.inner, h, bias=False)),
+    )
+
+
+def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype) -> tuple[Model, DeviceMesh | None]:
+    model = Model(dtype)
+    if not dimensions:
+        return model, None
+    mesh = mesh_of(*dimensions)
+    parallelize(model, mesh, sequence_parallel=sequence, shared_output=True)
+    if "dp_shard" in (mesh.mesh_dim_names or ()):
+        policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype)
+        for block in list(model.body)[: ARCHITECTURE.layers]:
+            fully_shard(block, mesh=mesh["dp_shard"], mp_policy=policy)
+        fully_shard(model, mesh=mesh["dp_shard"], mp_policy=policy)
+    return model, mesh
+
+
+def measured(dimensions: Dimensions, sequence: bool, recipe: str, rank: int) -> dict[str, int]:
+    """Bytes of the second step of a model, by what they are for."""
+    chosen, dtype = RECIPES[recipe]
+    with Meter() as meter:
+        model, mesh = _laid_out(dimensions, sequence, dtype)
+        meter.mark("weights")
+        _train(model, mesh, chosen, rank, meter)
+    now, most = meter.now, meter.most
+    weights = {_local(p).untyped_storage()._cdata: _local(p).untyped_storage().nbytes() for p in model.parameters()}
+    return {
+        "weights": sum(weights.values()),
+        "gradients": now["stepped"] - now["cleared"],
+        "optimizer": now["stepped"] - now["differentiated"],
+        "kept": now["forward"] - now["weights"] - (now["stepped"] - now["differentiated"]),
+        "peak": max(most["cleared"], most["forward"], most["step again"]) - now["weights"] + sum(weights.values()),
+    }
+
+
+def _train(model: Model, mesh: DeviceMesh | None, recipe: Recipe | None, rank: int, meter: Meter) -> None:
+    """Two steps: in the second there is all that there will be."""
+    names = mesh.mesh_dim_names or () if mesh is not None else ()
+    loss = fusible.CrossEntropyLoss(group=mesh["tp"].get_group() if mesh is not None and "tp" in names else None)
+    optimizer = torch.optim.AdamW(model.parameters())
+    text = torch.randint(ARCHITECTURE.vocabulary, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(rank))
+
+    def forward() -> Any:
+        with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+            return loss(model(text[:, :-1]), text[:, 1:])
+
+    forward().backward()
+    meter.mark("differentiated")
+    optimizer.step()
+    meter.mark("stepped")
+    optimizer.zero_grad()
+    meter.mark("cleared")
+    value = forward()
+    meter.mark("forward")
+    value.backward()
+    del value
+    meter.mark("step again")
+    optimizer.step()
+    meter.mark("end")
