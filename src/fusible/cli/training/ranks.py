@@ -216,7 +216,7 @@ class Ranks:
             return model
         if not layout.shard and layout.tensor == 1:
             group = mesh["dp_replicate", "cp"]._flatten().get_group()
-            return nn.parallel.DistributedDataParallel(model, process_group=group)
+            return nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
         # DDP takes no DTensors: copies of the model are then shards of one process each.
         mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
         fully_shard(model, mesh=mesh["dp_replicate", "dp_shard_cp"])

@@ -87,13 +87,13 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad()
         loss = self._loss(self._called(inputs), following)
-        losses = self._ranks.each(loss.item())
+        loss.backward()
+        losses = self._ranks.each(loss.item())  # behind backward, in which processes wait for one another anyway
         for rank, value in enumerate(losses):
             if not math.isfinite(value):
                 of = f"step {number + 1} ({self.recipe})" + (f" on rank {rank}" if len(losses) > 1 else "")
                 raise ArgumentError(expected("a finite loss", of=of, got=value, do="lower --lr"))
         value = sum(losses) / len(losses)
-        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         return value
