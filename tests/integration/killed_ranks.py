@@ -38,12 +38,16 @@ LAYOUTS: dict[str, list[str]] = {
 }
 RUN = "--layers 1 --hidden 32 --heads 2 --seq-len 16 --batch 4 --save-every 1".split()
 MOST = 3
-"""Checkpoints that a part saves before it is killed."""
+"""A part is killed before its third checkpoint, or about a step later."""
+STEPS = 8
+"""Of the run for each kill: more than a part takes before it is killed."""
 LIMIT = 60.0
 """Seconds in which a process ends that has lost another."""
 TIMEOUT = timedelta(seconds=10)
 """After which a process gives up one that does not answer: less than a user's, for some are killed before they meet."""
 STORES: list[dist.TCPStore] = []
+FIRST = 0.3
+"""Seconds within which one is killed that has saved nothing yet."""
 _TICK = 0.0005
 
 
@@ -93,7 +97,7 @@ def wait_for(what: Callable[[], bool], processes: list[int], said: Path) -> None
     began = time.monotonic()
     while not what():
         gone = [process for process in processes if os.waitpid(process, os.WNOHANG)[0]]
-        assert not gone and time.monotonic() - began < LIMIT, [p.read_text() for p in said.iterdir()]
+        assert not gone and time.monotonic() - began < LIMIT, (gone, [p.read_text() for p in said.iterdir()])
         time.sleep(_TICK)
 
 
@@ -124,13 +128,15 @@ class Killed:
             seen.append(now)
             return now != seen[-2]
 
+        pace, began = FIRST, time.monotonic()
         for _ in range(self.rng.randrange(MOST)):
             wait_for(saved_again, processes, self.said)
+            pace, began = min(FIRST, time.monotonic() - began), time.monotonic()
         if self.rng.random() < 0.5:
             wait_for((self.out / ".saving").exists, processes, self.said)
-            time.sleep(self.rng.uniform(0, 0.01))
+            time.sleep(self.rng.uniform(0, 0.004))
         else:
-            time.sleep(self.rng.uniform(0, 0.3))
+            time.sleep(self.rng.uniform(0, pace))
         victim = self.rng.choice([*processes, None])
         for process in processes if victim is None else [victim]:
             os.kill(process, signal.SIGKILL)
@@ -154,7 +160,7 @@ class Killed:
 
 
 def run(folder: Path, recipe: str, seed: int, kills: int) -> dict[str, Any]:
-    rng, steps = random.Random(seed), MOST * kills + 5
+    rng, steps = random.Random(seed), STEPS * kills
     (folder / "whole").mkdir()
     (folder / "parts").mkdir()
     whole = Killed(folder / "whole", recipe, rng, steps).finish("alone")
