@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import executors, experts, lazy_compiler, overhead
+from benchmarks import executors, experts, lazy_compiler, overhead, processes
 from fusible.cli.bench.machine import describe_machine
 
 __all__ = ["main"]
@@ -22,6 +22,7 @@ TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "grouped_gemm": experts.grouped_gemm,
     "router": experts.router,
     "executors": executors.executors,
+    "processes": processes.processes,
     "lazy_recording": lazy_compiler.lazy_recording,
     "lazy_calls": lazy_compiler.lazy_calls,
     "lazy_gpt2": lazy_compiler.lazy_gpt2,

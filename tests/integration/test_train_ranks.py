@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fusible.cli.training.layout import load_runs
+
 RUN = "--recipe fp32,delayed --layers 2 --hidden 64 --heads 4 --seq-len 64 --batch 8".split()
 STAGES = ["--pipeline-parallel", "2"]
 EXPERTS, SHARED = [*RUN, "--experts", "4"], ["--expert-parallel", "2"]
@@ -269,6 +271,39 @@ def test_a_loss_that_is_not_finite_ends_all_and_says_where(own: list[str], tmp_p
     )
     for code_, said in ranks(tmp_path, ["--out", "a", *own], ["--out", "a", *own], code=code):
         assert code_ == 2 and "step 1 (fp32) on rank 1: expected a finite loss, got nan; lower --lr." in said, said
+
+
+@pytest.mark.parametrize(
+    ("place", "call", "name", "saved"),
+    [("trainer.Trainer._step", 2, "model.safetensors", 1), ("job.write_reports", 1, "loss.png", 2)],
+    ids=["a checkpoint", "the reports"],
+)
+def test_a_disk_that_is_full_for_one_ends_all_with_its_reason(place: str, call: int, name: str, saved: int, tmp_path: Path) -> None:
+    """The first process saves, at first with room for it. The others would wait for it in the next step, or end as if all were well."""
+    code = (
+        "import os, resource\nfrom fusible.cli.training import job, trainer\n"
+        f"last, calls = {place}, []\n"
+        "def with_little_room(*args):\n"
+        "    calls.append(args)\n"
+        f"    if os.environ['RANK'] == '0' and len(calls) == {call}:\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))\n"
+        "    return last(*args)\n"
+        f"{place} = with_little_room"
+    )
+    own = ["--out", "a", "--recipe", "fp32", "--save-every", "1"]
+    first, second = ranks(tmp_path, own, own, code=code)
+    reason = f"{name} in {tmp_path / 'a'}: expected room and permission to write, got File too large; make room there, or name another folder.\n"
+    assert first == (2, reason) and second == (2, f"rank 1: as rank 0 says, {reason}")
+    assert load_runs(tmp_path / "a")[1]["fp32"].record.step == saved and not list(tmp_path.rglob(".sav*"))
+
+
+def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
+    """One is refused by what it alone finds, and says so; the other says whom it waited for."""
+    (tmp_path / "text").write_bytes(b"abc " * 1000)
+    code = "from datetime import timedelta\nfrom fusible.cli.training import ranks\nranks._TIMEOUT = timedelta(seconds=5)"
+    (code_, said), (other, theirs) = ranks(tmp_path, ["--out", "a", "--text", "text"], ["--out", "a", "--text", "none"], code=code)
+    assert (code_, other) == (2, 2) and theirs.startswith("rank 1: --text ") and theirs.count("\n") == 1
+    assert said.startswith("rank 0: expected to meet the other 1 of 2, got ") and said.count("\n") == 1, said
 
 
 GONE = {

@@ -46,7 +46,7 @@ def test_an_inference_between_a_forward_and_its_backward_is_not_what_the_backwar
 
 
 def test_amaxes_of_several_processes_are_reduced_in_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the running iteration alone, for the next one; a look at what is upcoming is without a word to the others."""
+    """Of the running iteration alone, for the next one, all by one message; a look at what is upcoming is without a word to the others."""
     groups = []
 
     def all_reduce(amaxes: torch.Tensor, how: object, group: object) -> None:
@@ -64,7 +64,7 @@ def test_amaxes_of_several_processes_are_reduced_in_a_copy(monkeypatch: pytest.M
         before = owner.current
         assert before is not None and owner.upcoming(recipe) is not None and not groups
         after = owner.snapshot(recipe, cpu, group)
-        assert groups == [group, group] * reduced and before.forward.amax_history[0].item() == 2.0 and before.backward.amax_history[0].item() == 3.5
+        assert groups == [group] * reduced and before.forward.amax_history[0].item() == 2.0 and before.backward.amax_history[0].item() == 3.5
         scales = [after.forward.scale.item(), after.backward.scale.item()]
         assert scales == ([448 / 4, 57344 / 7] if reduced else [448 / 2, 57344 / 3.5])
         groups.clear()

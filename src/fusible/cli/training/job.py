@@ -40,7 +40,7 @@ def train(given: argparse.Namespace) -> int:
     try:
         return _train(given, ranks)
     except FusibleError as error:
-        if ranks.first or not ranks.met:
+        if ranks.first:
             raise
         raise type(error)(f"rank {ranks.rank}: {error}") from error
     except RuntimeError as error:
@@ -59,16 +59,16 @@ def _train(given: argparse.Namespace, ranks: Ranks) -> int:
         goes_on = given.resume is not None and out.resolve() == Path(given.resume).resolve()
         if not goes_on and not given.overwrite:
             check_free(out)
-        for recipe in options.recipes:
-            check_memory(options, recipe)
-        text = read_text(options.text, options.seq_len)
-        for checkpoint in checkpoints.values():
-            Trainer.resumed(checkpoint, options, text)
-        _make_folder(out)
     except FusibleError:
         if ranks.first:
             raise
-        return _REFUSED  # each process finds the same, and the first says it
+        return _REFUSED  # each process finds the same in what it was told, and the first says it
+    for recipe in options.recipes:
+        check_memory(options, recipe)
+    text = read_text(options.text, options.seq_len)
+    for checkpoint in checkpoints.values():
+        Trainer.resumed(checkpoint, options, text)
+    _make_folder(out)
     ranks.begin(layout, _facts(options, layout, text, checkpoints))
     saves = Saves(out, options, checkpoints if goes_on else ()) if ranks.first else None
     console = make_console(None if ranks.first else StringIO())
@@ -86,8 +86,10 @@ def _train(given: argparse.Namespace, ranks: Ranks) -> int:
             return _INTERRUPTED
         runs.append(run_report(trainer, trainer.held_out_loss()))
         plans[recipe] = trainer.explain()
+    with ranks.telling():
+        if ranks.first:
+            write_reports(out, options, text, runs, plans)
     if ranks.first:
-        write_reports(out, options, text, runs, plans)
         print_summary(console, out, text, runs)
     return 0
 
@@ -153,8 +155,9 @@ def _run(trainer: Trainer, saves: Saves | None, save_every: int, progress: Progr
 def _save(trainer: Trainer, saves: Saves | None, ranks: Ranks) -> None:
     ranks.reached(f"the checkpoint of step {trainer.record.step} ({trainer.recipe})")
     checkpoint = trainer.checkpoint()
-    if saves is not None:
-        saves.save(checkpoint)
+    with ranks.telling():
+        if saves is not None:
+            saves.save(checkpoint)
 
 
 def _announce(console: Console, trainer: Trainer, ranks: Ranks) -> None:

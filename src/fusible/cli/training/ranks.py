@@ -6,7 +6,8 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,7 +25,7 @@ from fusible.cli.training.model import ByteGPT, Stage, cross_entropy
 from fusible.cli.training.options import BLOCKS, BYTES, TrainOptions
 from fusible.cli.training.schedule import AtOnce, InStages, Loss, Schedule, stages_of
 from fusible.distributed import gather_stages, gather_tensors, local_batch, parallelize
-from fusible.errors import ArgumentError, ExecutionError, expected
+from fusible.errors import ArgumentError, ExecutionError, FileError, FusibleError, expected
 from fusible.knobs import RANK, WORLD_SIZE
 from fusible.pytorch import CrossEntropyLoss
 
@@ -169,11 +170,16 @@ class Ranks:
 
     def begin(self, layout: Layout, facts: Mapping[str, str]) -> None:
         """Meet the others. ``facts``: what every process must have alike, by name, each as a text that can be shown. Raises ``ArgumentError``, in
-        every process, where one has others than the first: training would mix two runs."""
+        every process, where one has others than the first: training would mix two runs. Raises ``ExecutionError`` where they do not meet."""
         self.layout = layout
         if self.world == 1:
             return
-        self._store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
+        try:
+            self._store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
+        except (RuntimeError, ValueError) as error:
+            wanted, of, do = f"to meet the other {self.world - 1} of {self.world}", f"rank {self.rank}", "start all ranks by torchrun"
+            raise ExecutionError(expected(wanted, of=of, got=_first_sentence(error), do=do)) from error
+        self.reached(self._at)
         dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world, timeout=_TIMEOUT)
         self._check_agreed(facts)
         copies, shards = (1, layout.data) if layout.shard else (layout.data, 1)
@@ -208,12 +214,40 @@ class Ranks:
             self._store.set(f"waits/{self.rank}", "")
             time.sleep(_OTHERS_NOTICE)
             silent = [rank for rank in range(self.world) if not self._store.check([f"waits/{rank}"])]
-            seen = [f"rank {rank}, which was last at {self._store.get(f'at/{rank}').decode()}" for rank in silent]
+            seen = [f"rank {rank}, which {self._last_place(rank)}" for rank in silent]
         except RuntimeError:  # the store goes with the process, or the launcher, that has it
             seen = []
         do = "see what it said before, and go on from the last checkpoint by --resume"
         wanted, of = "every process to answer", f"rank {self.rank} at {self._at}"
-        return ExecutionError(expected(wanted, of=of, got=f"nothing from {' and '.join(seen) or 'another'} ({_first_line(error)})", do=do))
+        return ExecutionError(expected(wanted, of=of, got=f"nothing from {' and '.join(seen) or 'another'} ({_first_sentence(error)})", do=do))
+
+    def _last_place(self, rank: int) -> str:
+        place = f"at/{rank}"
+        return f"was last at {self._store.get(place).decode()}" if self._store.check([place]) else "has not come"
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """For what the first process does while the others wait, say saving. Where the system refuses it, all raise so: ``FileError`` with what the
+        first says. The others would wait for it otherwise."""
+        failed: Exception | None = None
+        try:
+            yield
+        except (FusibleError, OSError) as error:
+            failed = error
+        said = self._from_first("" if failed is None else str(failed))
+        if failed is not None:
+            raise failed
+        if said:
+            raise FileError(f"as rank 0 says, {said}")
+
+    def _from_first(self, text: str) -> str:
+        """A text of the first process, in every one."""
+        nbytes = self.largest(len(text.encode()))
+        if self.world == 1 or not nbytes:
+            return text
+        content = torch.frombuffer(bytearray(text.encode().ljust(nbytes)), dtype=torch.uint8)
+        dist.broadcast(content, 0)
+        return bytes(content.tolist()).decode().rstrip()
 
     def end(self) -> None:
         """Part from the others."""
@@ -249,7 +283,7 @@ class Ranks:
             return model
         if not layout.shard and layout.tensor * layout.experts == 1:
             group = mesh["dp_replicate", "cp"]._flatten().get_group()
-            return nn.parallel.DistributedDataParallel(model, process_group=group)
+            return nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
         # DDP takes no DTensors: copies of the model are then shards of one process each.
         mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
         fully_shard(model, mesh=mesh["dp_replicate", "dp_shard_cp"])
@@ -308,9 +342,9 @@ ALONE = Ranks(0, 1)
 """This process by itself."""
 
 
-def _first_line(error: RuntimeError) -> str:
-    """Of torch's errors the line that says what happened, without the places in its source."""
-    return re.sub(r"^\[.*?\]\s*", "", str(error).strip().splitlines()[0]).rstrip(".")
+def _first_sentence(error: Exception) -> str:
+    """Of torch's errors the sentence that says what happened, without the places in its source."""
+    return re.split(r"\.(?:\s|$)", re.sub(r"^\[.*?\]\s*", "", str(error).strip().splitlines()[0]))[0]
 
 
 def _fingerprint(text: str) -> torch.Tensor:

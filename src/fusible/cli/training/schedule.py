@@ -49,9 +49,8 @@ class AtOnce:
 
     def step(self, inputs: torch.Tensor, following: torch.Tensor, seen: Callable[[float], float]) -> float:
         loss = self._loss(self._called(inputs), following)
-        value = seen(loss.item())
         loss.backward()
-        return value
+        return seen(loss.item())  # behind backward, in which processes wait for one another anyway
 
     def loss(self, inputs: torch.Tensor, following: torch.Tensor) -> float:
         return self._loss(self._called(inputs), following).item()

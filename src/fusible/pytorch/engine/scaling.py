@@ -259,7 +259,7 @@ def _encoded(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def _advance(current: Snapshot, recipe: DelayedScaling, group: ProcessGroup | None) -> Snapshot:
     states = [current.forward, current.backward]
     if group is not None:
-        states = [_reduced(state, group) for state in states]
+        states = _reduced(states, group)
     forward, backward = (state.advance(recipe) for state in states)
     return Snapshot(forward, backward, current.version)
 
@@ -269,8 +269,11 @@ def _running(state: ScalingState) -> dict[str, torch.Tensor]:
     return {slot: state.amax_history[0, i : i + 1] for i, slot in enumerate(state.slots)}
 
 
-def _reduced(state: ScalingState, group: ProcessGroup) -> ScalingState:
-    """The state with the running iteration's amaxes replaced by their maximum over the processes of ``group``."""
-    history = state.amax_history.clone()
-    torch.distributed.all_reduce(history[0], torch.distributed.ReduceOp.MAX, group=process_group(group))
-    return replace(state, amax_history=history)
+def _reduced(states: Sequence[ScalingState], group: ProcessGroup) -> list[ScalingState]:
+    """The states with the running iteration's amaxes replaced by their maximum over the processes of ``group``, by one message."""
+    histories = [state.amax_history.clone() for state in states]
+    amaxes = torch.cat([history[0] for history in histories])
+    torch.distributed.all_reduce(amaxes, torch.distributed.ReduceOp.MAX, group=process_group(group))
+    for history, largest in zip(histories, amaxes.split([history.shape[1] for history in histories]), strict=True):
+        history[0] = largest
+    return [replace(state, amax_history=history) for state, history in zip(states, histories, strict=True)]
