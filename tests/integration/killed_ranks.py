@@ -35,6 +35,7 @@ LAYOUTS: dict[str, list[str]] = {
     "data": ["--data-parallel", "2"],
     "shards": ["--data-parallel", "2", "--shard-parameters"],
     "tokens": ["--context-parallel", "2"],
+    "stages": ["--pipeline-parallel", "2"],
 }
 RUN = "--layers 1 --hidden 32 --heads 2 --seq-len 16 --batch 4 --save-every 1".split()
 MOST = 3
