@@ -1,31 +1,24 @@
 """Processes of ``fusible train`` killed at random moments, as a program: ``killed_ranks.py FOLDER RECIPE SEED KILLS`` prints, as JSON, how many kills
 struck what, and the losses of the killed run and of one that nobody killed.
 
-Each part of the run has a layout of its own, and goes on from whatever its predecessor had saved. Processes are forked from one that has loaded all
-modules, and are told who they are as ``torchrun`` tells them, whose launcher holds the store by which they meet.
+Each part of the run has a layout of its own, and goes on from whatever its predecessor had saved.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import signal
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from forked_ranks import exit_codes, start
 
-from fusible.cli import main
-from fusible.cli.training import job, ranks  # noqa: F401  # loaded before processes are forked
 from fusible.cli.training.checkpoint import has_checkpoint, read_manifest
 
 LAYOUTS: dict[str, list[str]] = {
@@ -44,54 +37,11 @@ STEPS = 8
 """Of the run for each kill: more than a part takes before it is killed."""
 LIMIT = 60.0
 """Seconds in which a process ends that has lost another."""
-TIMEOUT = timedelta(seconds=10)
-"""After which a process gives up one that does not answer: less than a user's, for some are killed before they meet."""
-STORES: list[dist.TCPStore] = []
+SOON = "from datetime import timedelta\nfrom fusible.cli.training import ranks\nranks._TIMEOUT = timedelta(seconds=10)"
+"""After that a process gives up one that does not answer: it is less than a user's, for some are killed before they meet."""
 FIRST = 0.3
 """Seconds within which one is killed that has saved nothing yet."""
 _TICK = 0.0005
-
-
-def start(folder: Path, layout: str, words: list[str]) -> list[int]:
-    """The ids of the processes of a command: what they say is in ``folder``, a file for each rank."""
-    world = 1 if layout == "alone" else 2
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    STORES.append(store)
-    told = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    return [_fork(folder / f"rank{rank}", [*words, *LAYOUTS[layout]], {**told, "RANK": str(rank)}) for rank in range(world)]
-
-
-def _fork(said: Path, words: list[str], told: dict[str, str]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        os.environ.update(told)
-        ranks._TIMEOUT = TIMEOUT
-        warnings.simplefilter("ignore")  # torch's own, of what it will change
-        with open(said, "w") as file:
-            os.dup2(file.fileno(), sys.stderr.fileno())
-        with redirect_stdout(io.StringIO()):
-            code = main(["train", *words])
-    finally:
-        os._exit(code)
-
-
-def ended(processes: list[int], said: Path) -> list[int]:
-    """How each has ended: its exit code, or the signal, negative. Raises ``AssertionError`` where one does not within ``LIMIT``."""
-    found: dict[int, int] = {}
-    began = time.monotonic()
-    while len(found) < len(processes):
-        for process in processes:
-            if process not in found and (reaped := os.waitpid(process, os.WNOHANG))[0]:
-                found[process] = os.waitstatus_to_exitcode(reaped[1])
-        if time.monotonic() - began > LIMIT:
-            for process in set(processes) - set(found):
-                os.kill(process, signal.SIGKILL)
-            raise AssertionError(f"{len(processes) - len(found)} of {len(processes)} processes wait still; {[p.read_text() for p in said.iterdir()]}")
-        time.sleep(0.01)
-    return [found[process] for process in processes]
 
 
 def wait_for(what: Callable[[], bool], processes: list[int], said: Path) -> None:
@@ -113,10 +63,10 @@ class Killed:
         self.out, self.said, self.rng = folder / "out", folder / "said", rng
         self.begin = ["--recipe", recipe, "--steps", str(steps), *RUN, "--out", str(self.out)]
         self.found: Counter[str] = Counter()
-        self.said.mkdir()
 
     def part(self, layout: str) -> list[int]:
-        return start(self.said, layout, ["--resume", str(self.out), "--save-every", "1"] if has_checkpoint(self.out) else self.begin)
+        words = ["--resume", str(self.out), "--save-every", "1"] if has_checkpoint(self.out) else self.begin
+        return start(self.said, [[*words, *LAYOUTS[layout]]] * (1 if layout == "alone" else 2), code=SOON)
 
     def kill(self, layout: str) -> None:
         """Start a part and kill one of its processes, or all at once, after some checkpoints: at any moment, or when the next is being saved."""
@@ -141,8 +91,8 @@ class Killed:
         victim = self.rng.choice([*processes, None])
         for process in processes if victim is None else [victim]:
             os.kill(process, signal.SIGKILL)
-        codes = ended(processes, self.said)
-        texts = [(self.said / f"rank{rank}").read_text() for rank in range(len(processes))]
+        codes = exit_codes(processes, LIMIT)
+        texts = [(self.said / f"rank{rank}.err").read_text() for rank in range(len(processes))]
         for process, code, text in zip(processes, codes, texts, strict=True):
             killed = victim in (None, process)
             assert code == (-signal.SIGKILL if killed else 2), (layout, codes, texts)
@@ -154,7 +104,7 @@ class Killed:
 
     def finish(self, layout: str) -> dict[str, Any]:
         processes = self.part(layout)
-        codes = ended(processes, self.said)
+        codes = exit_codes(processes, LIMIT)
         assert not any(codes), [p.read_text() for p in self.said.iterdir()]
         (run,) = json.loads((self.out / "metrics.json").read_text())["runs"]
         return {name: run[name] for name in ("loss", "held_out_loss")}

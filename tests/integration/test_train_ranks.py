@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_ranks import Launcher
 from safetensors.torch import load_file
 
 from fusible.cli.training.layout import load_runs
@@ -35,16 +36,30 @@ STAGED = {
     "stages x shards": (4, [*STAGES, "--shard-parameters"]),
     "stages x tokens": (4, [*STAGES, "--context-parallel", "2"]),
 }
+LAUNCHER = Launcher()
 FAST = ("stages x columns and rows",)
 """Of these what every run of the tests looks at."""
 
 
-def train(folder: Path, processes: int, options: list[str], code: int = 0) -> str:
+@pytest.fixture(scope="module", autouse=True)
+def launched() -> Iterator[None]:
+    with LAUNCHER:
+        yield
+
+
+def train(folder: Path, processes: int, options: list[str]) -> str:
     """What the command says."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    command = [sys.executable, *launcher, "-m", "fusible", "train", *options]
+    ended = LAUNCHER.run(folder, [options] * processes)
+    said = "".join(text for _, *texts in ended for text in texts)
+    assert not any(code for code, *_ in ended), said
+    return said
+
+
+def under_torchrun(folder: Path, processes: int, options: list[str]) -> str:
+    """The same, by the launcher itself."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "fusible", "train", *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert (done.returncode == 0) == (code == 0), done.stderr
+    assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
@@ -84,7 +99,8 @@ def near(found: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) ->
 @pytest.mark.parametrize("layout", ["columns and rows", "data", "columns x shards", "tokens"])
 def test_a_layout_has_the_losses_of_one_process(alone: dict[str, dict[str, Any]], layout: str, tmp_path: Path) -> None:
     processes, options = LAYOUTS[layout]
-    said = train(tmp_path, processes, [*RUN, *options, "--steps", str(STEPS), "--out", "out"])
+    start = under_torchrun if layout == "data" else train
+    said = start(tmp_path, processes, [*RUN, *options, "--steps", str(STEPS), "--out", "out"])
     near(runs(tmp_path / "out"), alone)
     lines = [line for line in said.splitlines() if line.startswith("fp32") and "step" in line]
     assert len(lines) == STEPS, "one process alone shows the progress"
@@ -228,23 +244,8 @@ def test_more_stages_than_blocks_are_refused(capsys: pytest.CaptureFixture[str],
 def ranks(folder: Path, *options: list[str], code: str = "", ends: str = "") -> list[tuple[int, str]]:
     """The exit code of each of two processes, and what it says: ``options`` of each, and Python code that it runs before the command. With ``ends``
     the second is killed when the first has ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    program = f"import sys\n{code}\nfrom fusible.cli import main\nsys.exit(main(sys.argv[1:]))"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, "train", *RUN, "--steps", "2", *own],
-            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**common, "RANK": str(rank)},
-        )
-        for rank, own in enumerate(options)
-    ]  # fmt: skip
-    said = [started[0].communicate(timeout=120)[1]]
-    if ends:
-        started[1].kill()
-    said.append(started[1].communicate(timeout=120)[1])
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+    ended = LAUNCHER.run(folder, [[*RUN, "--steps", "2", *own] for own in options], code=code, kill_last=bool(ends))
+    return [(code, said) for code, _, said in ended]
 
 
 @pytest.mark.parametrize(
@@ -297,13 +298,21 @@ def test_a_disk_that_is_full_for_one_ends_all_with_its_reason(place: str, call: 
     assert load_runs(tmp_path / "a")[1]["fp32"].record.step == saved and not list(tmp_path.rglob(".sav*"))
 
 
-def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("", "rank 0 at the start: expected every process to answer, got nothing from rank 1, which has not come ("),
+        ("import os\nos.environ.update(TORCHELASTIC_USE_AGENT_STORE='False', MASTER_PORT='0')", "rank 0: expected to meet the other 1 of 2, got "),
+    ],
+    ids=["the launcher has the store", "rank 0 has it"],
+)
+def test_a_process_that_does_not_come_is_named(more: str, sentence: str, tmp_path: Path) -> None:
     """One is refused by what it alone finds, and says so; the other says whom it waited for."""
     (tmp_path / "text").write_bytes(b"abc " * 1000)
-    code = "from datetime import timedelta\nfrom fusible.cli.training import ranks\nranks._TIMEOUT = timedelta(seconds=5)"
+    code = f"{more}\nfrom datetime import timedelta\nfrom fusible.cli.training import ranks\nranks._TIMEOUT = timedelta(seconds=5)"
     (code_, said), (other, theirs) = ranks(tmp_path, ["--out", "a", "--text", "text"], ["--out", "a", "--text", "none"], code=code)
     assert (code_, other) == (2, 2) and theirs.startswith("rank 1: --text ") and theirs.count("\n") == 1
-    assert said.startswith("rank 0: expected to meet the other 1 of 2, got ") and said.count("\n") == 1, said
+    assert said.splitlines()[-1].startswith(sentence) and "Traceback" not in said, said
 
 
 GONE = {
