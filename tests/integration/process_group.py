@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
+_LIMIT = 900.0
+"""Seconds in which another worker's processes have ended."""
 Job = tuple[str, Callable[..., Any], tuple[Any, ...]]
 """A name, a function, and its first arguments; the last is the rank."""
 
@@ -26,6 +31,27 @@ def run_jobs(folder: Path, jobs: Sequence[Job], size: int = 2) -> list[dict[str,
     for process in processes:
         process.join()
     assert all(process.exitcode == 0 for process in processes)
+    return _said(folder, size)
+
+
+def run_jobs_once(factory: pytest.TempPathFactory, name: str, jobs: Sequence[Job], size: int = 2) -> list[dict[str, Any]]:
+    """``run_jobs`` for all workers of a test run: the first that asks starts the processes, and the others wait for what these find."""
+    own = factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    ended, began = folder / "ended", time.monotonic()
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        while not ended.exists() and time.monotonic() - began < _LIMIT:
+            time.sleep(0.1)
+        return _said(folder, size)
+    try:
+        return run_jobs(folder, jobs, size)
+    finally:
+        ended.touch()
+
+
+def _said(folder: Path, size: int) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(size)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import memory_jobs as jobs
 import pytest
 from layout_jobs import Dimensions
-from process_group import check, run_jobs
+from process_group import check, run_jobs_once
 
 from fusible.distributed.cost import Layout, Memory, memory
 
@@ -37,7 +37,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     """What each process says of each case, by the number of processes."""
     found = {}
     for size, cases in CASES.items():
-        found[size] = run_jobs(tmp_path_factory.mktemp("memory"), [(_name(case), jobs.measured, case) for case in cases], size)
+        found[size] = run_jobs_once(tmp_path_factory, f"memory{size}", [(_name(case), jobs.measured, case) for case in cases], size)
     return found
 
 

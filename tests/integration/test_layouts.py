@@ -10,7 +10,7 @@ import layout_jobs as jobs
 import layout_models as models
 import pytest
 import torch
-from process_group import Job, check, run_jobs
+from process_group import Job, check, run_jobs_once
 
 import fusible
 
@@ -83,9 +83,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         (name_of(layout, r), jobs.trained_in_parts, (layout[0], kind_of(layout), r, *layout[1:], FEW)) for of, layout, r in LAID_OUT if of == size
     ]
     more += [(f"{dimensions} {cuts} {r}", jobs.staged, (dimensions, cuts, r)) for of, dimensions, cuts, r in IN_STAGES if of == size]
-    folder = tmp_path_factory.mktemp("layouts")
-    more.append(("checkpoints", jobs.checkpoints_of_pytorch, (str(folder / "saved"),)))
-    return run_jobs(folder, [*JOBS, *more], size)
+    more.append(("checkpoints", jobs.checkpoints_of_pytorch, (str(tmp_path_factory.mktemp("saved")),)))
+    return run_jobs_once(tmp_path_factory, f"layouts{size}", [*JOBS, *more], size)
 
 
 @cache

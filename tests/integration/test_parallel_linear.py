@@ -9,7 +9,7 @@ import pytest
 import torch
 from parallel_cases import CASES, IN, OUT, SIZE, STEPS, Case, Results
 from parallel_jobs import JOBS
-from process_group import check, run_jobs
+from process_group import check, run_jobs_once
 
 Parts = list[dict[str, Any]]
 
@@ -18,7 +18,7 @@ Parts = list[dict[str, Any]]
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
     """What each process made of its part of every case: one start of two processes for all tests."""
     jobs = [*((str(case), parallel.run_part, (case,)) for case in CASES), *((name, function, ()) for name, function in JOBS.items())]
-    return run_jobs(tmp_path_factory.mktemp("parallel"), jobs, SIZE)
+    return run_jobs_once(tmp_path_factory, "parallel", jobs, SIZE)
 
 
 def together(case: Case, results: list[Results]) -> Results:

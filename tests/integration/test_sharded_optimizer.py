@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from process_group import check, run_jobs
+from process_group import check, run_jobs_once
 from sharded_optimizer_jobs import JOBS
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process says of every job: one start of two processes for all tests."""
-    return run_jobs(tmp_path_factory.mktemp("sharded"), [(name, function, ()) for name, function in JOBS.items()])
+    return run_jobs_once(tmp_path_factory, "sharded", [(name, function, ()) for name, function in JOBS.items()])
 
 
 @pytest.mark.parametrize("name", JOBS)

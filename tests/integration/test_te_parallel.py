@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import te_parallel_jobs
 import te_whole_jobs
-from process_group import run_jobs
+from process_group import run_jobs_once
 
 Parts = list[dict[str, Any]]
 
@@ -21,7 +21,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
         pytest.skip("NVIDIA's Python package is not installed")
     jobs = [(f"{name}, {recipe}", te_parallel_jobs.compared, (name, recipe)) for name, recipe in te_parallel_jobs.JOBS]
     jobs += [(f"{job} whole", te_whole_jobs.beside_whole, job) for job in te_whole_jobs.JOBS]
-    return run_jobs(tmp_path_factory.mktemp("te_parallel"), jobs)
+    return run_jobs_once(tmp_path_factory, "te_parallel", jobs)
 
 
 @pytest.mark.parametrize(("name", "recipe"), te_parallel_jobs.JOBS)
