@@ -26,15 +26,14 @@ from fusible.tex import DType
 from fusible.tex.calls.grouped import is_grouped
 from fusible.tex.formats import scheme_of
 from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.interface.prim import COLLECTIVES
 from fusible.tex.selection.registry import registry
 
 __all__ = ["Agreement", "Verdict", "check_backend", "check_record", "crossing_for", "of_own_making", "without_cases"]
 
 Call = Callable[..., Any]
 
-_OF_A_GROUP = frozenset(
-    {"prim_all_gather", "prim_all_reduce", "prim_all_to_all", "prim_exchange_groups", "prim_reduce_scatter", "prim_return_groups", "prim_ring_shift"}
-)
+_OF_A_GROUP = frozenset(COLLECTIVES)
 """Functions that several processes call together. A sample of the table is a call by one process."""
 
 _COPIES = ("rowwise", "columnwise")

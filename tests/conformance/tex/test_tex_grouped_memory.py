@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fusible import tex
 from fusible.quantized import GroupedTensorStorage
+from fusible.tex.interface.prim import COLLECTIVES
 
 Make = Callable[[], dict[str, Any]]
 Call = tuple[str, Make]
@@ -157,21 +158,11 @@ QUERIES = {
 }
 """Neither take nor give a tensor."""
 
-COLLECTIVES = {
-    "prim_all_gather",
-    "prim_all_reduce",
-    "prim_all_to_all",
-    "prim_exchange_groups",
-    "prim_reduce_scatter",
-    "prim_return_groups",
-    "prim_ring_shift",
-}
-"""Their memory is torch.distributed's; what several processes give is in tests/integration/test_parallel_linear.py."""
-
 
 def test_every_function_of_the_reference_is_measured() -> None:
     served = {function for function, reasons in tex.coverage().items() if reasons["torch"] is None}
     measured = {function for table in (CALLS, test_tex_memory.CALLS, test_tex_scores_memory.CALLS) for function, _ in table.values()}
     measured |= {label.split()[0] for label in test_tex_casts_memory.CALLS}
-    assert served - measured == QUERIES | COLLECTIVES
+    # Memory of collectives is torch.distributed's; what several processes give is in tests/integration/test_parallel_linear.py and test_layouts.py.
+    assert served - measured == QUERIES | set(COLLECTIVES)
     assert measured <= served

@@ -10,10 +10,10 @@ from typing import Any
 
 from fusible.tex.enums import NVTE_Mask_Type, NVTE_QKV_Layout
 from fusible.tex.interface.arguments import Shape, Tensor
-from fusible.tex.interface.declare import function
+from fusible.tex.interface.declare import DECLARATIONS, function
 from fusible.tex.interface.domains import AnyDType, Count, Finite, Indices, Lengths, Positive, Probability, Size
 
-__all__ = ["Prim"]
+__all__ = ["COLLECTIVES", "Prim"]
 
 
 class Prim:
@@ -270,3 +270,7 @@ class Prim:
 
         Raises ``ArgumentError`` for another reduction.
         """
+
+
+COLLECTIVES = tuple(name for name in vars(Prim) if name in DECLARATIONS and "group" in DECLARATIONS[name].signature.parameters)
+"""What the processes of a group call together."""

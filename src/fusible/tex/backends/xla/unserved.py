@@ -8,6 +8,7 @@ from fusible.tex.interface.context_parallel import ContextParallel
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.interface.moe import MoE
 from fusible.tex.interface.platform import Platform
+from fusible.tex.interface.prim import COLLECTIVES
 from fusible.tex.interface.sharded_cast import ShardedCast
 from fusible.tex.interface.swizzle import Swizzle
 
@@ -32,15 +33,7 @@ _FUNCTIONS: dict[str, Sequence[str]] = {
         "get_grouped_gemm_setup_workspace_size",
     ),
     _OF_EXPERTS: ("prim_put_along", "prim_take_along"),
-    "compiles programs of one process, and it takes those of a group": (
-        "prim_all_gather",
-        "prim_all_reduce",
-        "prim_all_to_all",
-        "prim_exchange_groups",
-        "prim_reduce_scatter",
-        "prim_return_groups",
-        "prim_ring_shift",
-    ),
+    "compiles programs of one process, and it takes those of a group": COLLECTIVES,
     "records values, which have no place in memory, and this reads or gives one": (
         "copy_data_ptrs_to_device",
         "fa_prepare_fwd",
