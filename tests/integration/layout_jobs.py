@@ -93,7 +93,8 @@ class Stage(nn.Module):
 
 
 def staged(dimensions: Dimensions, cuts: Any, recipe: str, rank: int) -> Result:
-    """A step of PyTorch's own pipeline of processes, of as many micro-batches as sequences: what of the gradients is this process's, by name."""
+    """A step of PyTorch's own pipeline of processes, of as many micro-batches as sequences: what of the gradients is this process's, by name; and the
+    bytes that it hands on to other stages."""
     mesh, gpt = mesh_of(*dimensions), models.model("mha")
     along = mesh["pp"]
     place, count = along.get_local_rank(), along.size()
@@ -103,10 +104,11 @@ def staged(dimensions: Dimensions, cuts: Any, recipe: str, rank: int) -> Result:
     schedule = Schedule1F1B(stage, models.BATCH, loss_fn=lambda y, target: nn.functional.cross_entropy(y.flatten(0, 1), target.flatten()))
     text, following = next(models.batches(1))
     losses: list[torch.Tensor] = []
-    with fusible.autocast(enabled=models.RECIPES[recipe] is not None, recipe=models.RECIPES[recipe]):
+    with fusible.autocast(enabled=models.RECIPES[recipe] is not None, recipe=models.RECIPES[recipe]), counted() as sent:
         schedule.step(*([text] if place == 0 else []), **({"target": following, "losses": losses} if place == count - 1 else {}))
     gradients = gather_tensors(part, {name: p.grad for name, p in part.named_parameters() if p.grad is not None})
-    return {"losses": torch.stack(losses).detach() if losses else torch.empty(0), "gradients": gradients}
+    to_stages = sum(nbytes * times for (of, nbytes), times in sent.items() if of == "ring_shift")
+    return {"losses": torch.stack(losses).detach() if losses else torch.empty(0), "gradients": gradients, "sent": to_stages}
 
 
 @contextmanager
@@ -121,18 +123,19 @@ def counted() -> Iterator[Counter[tuple[str, int]]]:
 
         return call
 
-    passed_on = dist.batch_isend_irecv
+    made = dist.P2POp
 
-    def shifting(ways: Any) -> Any:
-        found.update(("ring_shift", way.tensor.nbytes) for way in ways if way.op is dist.isend)
-        return passed_on(ways)
+    def passing(op: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if op is dist.isend:
+            found["ring_shift", tensor.nbytes] += 1
+        return made(op, tensor, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "_all_gather", counting(collectives._all_gather, "all_gather", 0))
         patch.setattr(collectives, "_reduce_scatter", counting(collectives._reduce_scatter, "reduce_scatter", 1))
         patch.setattr(dist, "all_reduce", counting(dist.all_reduce, "all_reduce", 0))
         patch.setattr(dist, "all_to_all_single", counting(dist.all_to_all_single, "all_to_all", 0))
-        patch.setattr(dist, "batch_isend_irecv", shifting)
+        patch.setattr(dist, "P2POp", passing)
         yield found
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from layout_jobs import Dimensions, mesh_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -101,10 +105,45 @@ def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype) -> tup
     parallelize(model, mesh, sequence_parallel=sequence, shared_output=True)
     if "dp_shard" in (mesh.mesh_dim_names or ()):
         policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype)
+        along = mesh["dp_replicate", "dp_shard"] if "dp_replicate" in (mesh.mesh_dim_names or ()) else mesh["dp_shard"]
         for block in list(model.body)[: ARCHITECTURE.layers]:
-            fully_shard(block, mesh=mesh["dp_shard"], mp_policy=policy)
-        fully_shard(model, mesh=mesh["dp_shard"], mp_policy=policy)
+            fully_shard(block, mesh=along, mp_policy=policy)
+        fully_shard(model, mesh=along, mp_policy=policy)
     return model, mesh
+
+
+def sent_for_parameters(dimensions: Dimensions, recipe: str, rank: int) -> float:
+    """The bytes that a step's gathers of parameters and sums of gradients send, as rings do, of a model whose blocks are sharded one by one."""
+    chosen, dtype = RECIPES[recipe]
+    model, mesh = _laid_out(dimensions, False, dtype)
+    assert mesh is not None
+    text = torch.randint(ARCHITECTURE.vocabulary, (1, 33), generator=torch.Generator().manual_seed(rank))
+    columns = mesh["tp"].get_group() if "tp" in (mesh.mesh_dim_names or ()) else None
+    loss, found = fusible.CrossEntropyLoss(group=columns), list[float]()
+
+    def counting(function: Callable[..., Any], whole: str, rounds: int) -> Callable[..., Any]:
+        taken = inspect.signature(function)
+
+        def call(*args: Any, **options: Any) -> Any:
+            given = taken.bind(*args, **options).arguments
+            size = dist.get_world_size(given["group"])
+            if given["group"] is not columns:
+                found.append(rounds * given[whole].nbytes * (size - 1) / size)
+            return function(*args, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for names, whole, rounds in (
+            (("all_gather_single", "all_gather_into_tensor"), "output_tensor", 1),
+            (("reduce_scatter_single", "reduce_scatter_tensor"), "input", 1),
+            (("all_reduce",), "tensor", 2),
+        ):
+            name = next(name for name in names if hasattr(dist, name))  # newer releases of torch have renamed two
+            patch.setattr(dist, name, counting(getattr(dist, name), whole, rounds))
+        with fusible.autocast(enabled=chosen is not None, recipe=chosen):
+            loss(model(text[:, :-1]), text[:, 1:]).backward()
+    return sum(found)
 
 
 def measured(dimensions: Dimensions, sequence: bool, recipe: str, rank: int) -> dict[str, int]:

@@ -1,5 +1,5 @@
 """The memory that training takes in each of one, two and four processes, measured and derived: parameters, gradients, moments, what is kept for
-backward, and the peak."""
+backward, and the peak. And the bytes that go from process to process for parameters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import memory_jobs as jobs
 import pytest
 from layout_jobs import Dimensions
-from process_group import check, run_jobs_once
+from process_group import Job, check, run_jobs_once
 
-from fusible.distributed.cost import Layout, Memory, memory
+from fusible.distributed.cost import Layout, Memory, memory, traffic
 
 Case = tuple[Dimensions, bool, str]
 """The mesh, whether rows are shared out along ``tp``, and the recipe."""
@@ -27,6 +27,10 @@ CASES: dict[int, list[Case]] = {
 ALL = [(size, case) for size, cases in CASES.items() for case in cases]
 
 
+GATHERED: dict[int, list[Dimensions]] = {2: [SHARDS], 4: [(("dp_shard", 4),), (("dp_replicate", 2), ("dp_shard", 2)), (("dp_shard", 2), TP[0])]}
+FOR_PARAMETERS = [(size, dimensions, recipe) for size, each in GATHERED.items() for dimensions in each for recipe in ("fp32", "bf16", "delayed")]
+
+
 def _name(case: Case) -> str:
     dimensions, sequence, recipe = case
     return " ".join([*(f"{name} {size}" for name, size in dimensions), *(["rows"] * sequence), recipe])
@@ -37,7 +41,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     """What each process says of each case, by the number of processes."""
     found = {}
     for size, cases in CASES.items():
-        found[size] = run_jobs_once(tmp_path_factory, f"memory{size}", [(_name(case), jobs.measured, case) for case in cases], size)
+        each: list[Job] = [(_name(case), jobs.measured, case) for case in cases]
+        each += [(f"{d} {r}", jobs.sent_for_parameters, (d, r)) for of, d, r in FOR_PARAMETERS if of == size]
+        found[size] = run_jobs_once(tmp_path_factory, f"memory{size}", each, size)
     return found
 
 
@@ -64,3 +70,14 @@ def test_what_is_measured_is_within_a_tenth_of_what_is_derived(measured: dict[in
         assert found["kept"] == pytest.approx(derived.activations + derived.copies + logits + derived.gathered, rel=0.1)
         if case[2] != "mxfp8":
             assert found["peak"] == pytest.approx(derived.peak, rel=0.1)
+
+
+@pytest.mark.parametrize(("size", "dimensions", "recipe"), FOR_PARAMETERS)
+def test_what_is_sent_for_parameters_is_what_is_derived(
+    measured: dict[int, list[dict[str, Any]]], size: int, dimensions: Dimensions, recipe: str
+) -> None:
+    """To the byte. Parameters and gradients pass in the dtype of activations."""
+    dtype = jobs.RECIPES[recipe][1]
+    derived = traffic(jobs.ARCHITECTURE, Layout(**dict(dimensions)), jobs.RECIPES[recipe][0], jobs.TOKENS, dtype)
+    for found in check(measured[size], f"{dimensions} {recipe}"):
+        assert found == derived.dp_shard + derived.dp_replicate

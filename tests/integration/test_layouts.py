@@ -13,6 +13,7 @@ import torch
 from process_group import Job, check, run_jobs_once
 
 import fusible
+from fusible.distributed import cost
 
 Results = list[dict[str, Any]]
 
@@ -211,6 +212,11 @@ def test_in_stages_it_is_one_process_that_adds_up_the_gradients_of_each_sequence
         (loss / models.BATCH).backward()
         losses.append(loss.detach())
     assert torch.allclose(found[-1]["losses"], torch.stack(losses), rtol=1e-5, atol=0)
+    layout = cost.Layout(**dict(dimensions))
+    shape = cost.Architecture(2 * models.LAYERS, models.HIDDEN, models.HEADS, models.HEADS, models.HIDDEN, models.VOCABULARY)
+    passed = cost.traffic(shape, layout, None, models.TOKENS, torch.float32, models.BATCH).pp
+    handed_on = sum(each["sent"] for each in found)
+    assert handed_on == passed * layout.processes, (handed_on, passed * layout.processes)
     joined = {name: gradient for part in found for name, gradient in part["gradients"].items()}
     bound = 1e-5 if recipe == "fp32" else 1e-3
     assert joined.keys() == dict(gpt.named_parameters()).keys()

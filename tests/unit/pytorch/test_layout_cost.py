@@ -64,8 +64,10 @@ def test_figures_that_are_worked_out_by_hand() -> None:
     low = traffic(big, rows, fusible.Float8CurrentScaling(), tokens).tp
     assert low == pytest.approx(80 * (4 + 6 / 2) * one, rel=1e-6)
     shards = traffic(big, Layout(tp=8, dp_shard=4, dp_replicate=2), None, tokens)
-    held = big.parameters / 8 * 2
-    assert shards.dp_shard == 3 * held * 3 / 4 and shards.dp_replicate == 2 * held / 4 / 2
+    norms = (2 * 80 + 1) * 8192  # which every process along tp has whole
+    held = 2 * ((big.parameters - norms) / 8 + norms)
+    ends = 2 * (2 * 32000 * 8192 / 8 + 8192)  # embedding, output and last norm are gathered before forward alone
+    assert shards.dp_shard == (3 * held - ends) * 3 / 4 and shards.dp_replicate == 2 * held / 4 / 2
 
 
 def test_along_the_tokens() -> None:

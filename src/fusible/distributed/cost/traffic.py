@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from fusible.compute_pipeline import CONTEXT_PARALLEL, Sent, expert_parallel, messages_of
-from fusible.distributed.cost.architectures import Architecture, BlockKind
-from fusible.distributed.cost.layout import Layout, plan_of
+from fusible.distributed.cost.architectures import Architecture, BlockKind, elements
+from fusible.distributed.cost.layout import Layout, Part, plan_of
 from fusible.nvte import DType, PassKind, nvte_dtype
 from fusible.ops import CombineTokens, DispatchTokens, Op
 from fusible.ops.messages import Communicates
@@ -81,9 +82,11 @@ def traffic(
     microbatches: int = 1,
 ) -> Traffic:
     """What each process sends in a step on ``microbatches`` of ``tokens`` of its own. Parameters and gradients pass in ``dtype``: for each of them
-    parameters are gathered before forward and before backward (``fully_shard``), and gradients summed; over the copies they are summed once.
+    those of blocks are gathered before forward and before backward (``fully_shard`` of each block and of the model), those of the embedding, the last
+    norm and the output before forward alone, and gradients are summed; over the copies they are summed once.
 
-    Along ``pp`` a process has the share of a stage, and hands its activations on, and their gradients back.
+    Along ``pp`` a process has the share of a stage, and hands its activations on, and their gradients back: on average, for the first and the last
+    stage do one of both.
     """
     tp = cp = ep = 0.0
     for kind in architecture.kinds:
@@ -95,16 +98,27 @@ def traffic(
                 tp += nbytes
         ep += kind.count * exchanged_with_experts(architecture, kind, layout, tokens, dtype)
     of_stage = microbatches / layout.pp
-    passed = 2 * layout.rows(tokens) * architecture.hidden * dtype.itemsize if layout.pp > 1 else 0
+    passed = 2 * layout.rows(tokens) * architecture.hidden * dtype.itemsize * (layout.pp - 1) / layout.pp
     gathered = reduced = 0.0
-    for held, shards in _held(architecture, layout, dtype):
-        gathered += 3 * microbatches * held * (shards - 1) / shards
+    for held, shards, gathers in _held(architecture, layout, dtype):
+        gathered += (gathers + 1) * microbatches * held * (shards - 1) / shards
         reduced += 2 * held / shards * (layout.dp_replicate - 1) / layout.dp_replicate
     return Traffic(tp * of_stage, cp * of_stage, gathered, reduced, ep * of_stage, passed * microbatches)
 
 
-def _held(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> list[tuple[float, int]]:
-    """The bytes of the parameters of a process together with those that it shares them out with, and how many these are: experts apart."""
-    experts = sum(kind.count * architecture.expert_parameters(kind) for kind in architecture.kinds)
-    each = dtype.itemsize / layout.tp / layout.pp
-    return [((architecture.parameters - experts) * each, layout.shards), (experts * each / layout.ep, layout.expert_shards)]
+def _held(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> list[tuple[float, int, int]]:
+    """The bytes of the parameters of a process together with those that it shares them out with, how many these are, and how often they are gathered:
+    of blocks, of what is before and behind these, and of experts; routers are with the blocks."""
+
+    def own(part: Part, kind: BlockKind) -> int:
+        return elements(plan_of(part, architecture, kind, layout, None, dtype, DType.Float32).ops)
+
+    each, hidden = dtype.itemsize / layout.pp, architecture.hidden
+    blocks = experts = 0.0
+    for kind in architecture.kinds:
+        blocks += kind.count * own("block", kind)
+        if kind.experts is not None:
+            blocks += kind.count * kind.experts.count * hidden
+            experts += kind.count * kind.experts.count * own("expert", kind) / layout.ep
+    ends = 2 * math.ceil(architecture.vocabulary / layout.tp) * hidden + hidden
+    return [(blocks * each, layout.shards, 2), (ends * each, layout.shards, 1), (experts * each, layout.expert_shards, 2)]
