@@ -192,7 +192,7 @@ def test_a_run_goes_on_in_stages_and_in_one_process_again(alone: dict[str, dict[
         ),
         (["--expert-parallel", "2"], "--expert-parallel: expected --experts, got none; give a number of experts, or leave it out"),
         (["--expert-parallel", "2", "--experts", "3"], "--experts: expected a multiple of 2, the processes that share it, got 3"),
-        (["--experts", "4", "--top-k", "5"], "--top-k: expected from 1 to the 4 experts, got 5; choose another"),
+        (["--experts", "4", "--top-k", "5"], "--top-k: expected at most the 4 experts, got 5; choose another"),
         (["--experts", "4", "--executor", "xla"], "--executor with --experts: expected eager, got xla"),
         (["--experts", "4", "--bf16-layers", "first,head"], "--bf16-layers with --experts: expected head alone, got first"),
         (["--tensor-parallel", "2", "--heads", "1"], "--heads: expected a multiple of 2, the processes that share it, got 1"),

@@ -197,6 +197,14 @@ def _(draw: Draw) -> Right:
     return Right(draw.filled(module), inputs, formula, constants=frozenset({"split_sizes"}))
 
 
+@draws("modules", "MixtureOfExperts")
+def _(draw: Draw) -> Right:
+    """Every token goes to all experts: of near logits the choice would be another in float64."""
+    count, into, inner, activation = draw.of(1, 2, 3), draw.width(), draw.width(), draw.of("gelu", "swiglu")
+    module = fusible.MixtureOfExperts(into, inner, count, count, activation=activation, param_dtype=draw.param_dtype)
+    return rowwise(draw, draw.filled(module), into, lambda n, x, p: formulas.mixture(n, x, *p.values(), activation))
+
+
 # Attention.
 
 

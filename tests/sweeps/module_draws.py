@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fusible.quantized import Recipe
 
-__all__ = ["DRAWS", "DTYPES", "DoubleDraw", "Draw", "Right", "draws"]
+__all__ = ["DRAWS", "DTYPES", "DoubleDraw", "Draw", "NOT_IN_FP64", "Right", "draws"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -96,6 +96,10 @@ class Right:
 
 
 DRAWS: dict[str, dict[str, Callable[[Draw], Right]]] = {"modules": {}, "operations": {}}
+
+
+NOT_IN_FP64 = {"MixtureOfExperts": "the router, and what moves rows to experts, take fp32, bf16 and fp16, as NVIDIA's functions do"}
+"""Classes that refuse fp64, and why."""
 
 
 def draws(room: str, *names: str) -> Callable[[Callable[..., Right]], Callable[..., Right]]:

@@ -125,6 +125,20 @@ def grouped(n: Noise, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Ten
     return torch.cat(parts).reshape(*x.shape[:-1], len(weights[0]))
 
 
+def mixture(n: Noise, x: Tensor, router: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
+    """All experts of each row, times the softmax over the router's logits. The router's product is in no recipe's format; the gradients of its logits
+    and of each expert's rows are written in the activations' dtype."""
+    rows = n.leaf(x.reshape(-1, x.shape[-1]), n.dtype)
+    logits = n.leaf(n.terms(n.unquantized().product(rows, router), rows.shape[-1]), n.dtype)
+    probs, total = n.terms(n.terms(logits).softmax(-1), len(router)), rows.new_zeros(len(rows), down.shape[1])
+    for i in range(len(router)):
+        h = n.stored(n.product(n.leaf(rows, n.dtype), up[i]))
+        h = gated(n, h, GATES["SwiGLU"]) if activation == "swiglu" else n.terms(PLAIN["GELU"](n, n.terms(h)))
+        y = n.stored(n.product(n.stored(h), down[i]))
+        total = n.terms(total + n.terms(probs[:, i : i + 1] * n.terms(y, y.shape[-1]), y.shape[-1]))
+    return total.reshape(*x.shape[:-1], total.shape[-1])
+
+
 def _rotated(n: Noise, x: Tensor, lengths: Sequence[int], base: float) -> Tensor:
     width = x.shape[-1]
     positions = torch.cat([torch.arange(length) for length in lengths]).double()

@@ -9,6 +9,7 @@ and the lengths of sums are counted by the formula, not by hand.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,6 +84,12 @@ class Noise:
     def __init__(self, seed: int | None, dtype: torch.dtype, recipe: Recipe | None = None) -> None:
         self.on, self._place = seed is not None, (seed or 0) << 20
         self.dtype, self.recipe = dtype, recipe
+
+    def unquantized(self) -> Noise:
+        """Of what no recipe quantizes; its draws are others."""
+        other = copy.copy(self)
+        other.recipe, other._place = None, self._place + (1 << 19)
+        return other
 
     def _uniform(self, x: Tensor) -> Tensor:
         """In [-1, 1), as a hash of each value and of how many came before: equal values, as those of equal rows, are rounded alike; 0 is exact."""

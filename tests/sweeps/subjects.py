@@ -89,6 +89,7 @@ MODULES: list[Subject] = [
     _module(fusible.RMSNorm, WIDTH),
     _module(fusible.QKNorm, 2, 16, columns=3 * WIDTH),
     _module(fusible.Dropout, 0.5),
+    _module(fusible.MixtureOfExperts, WIDTH, WIDTH, 4, 2),
     _module(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH),
     _batch(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH, rope_base=10000.0),
     _cached(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH),

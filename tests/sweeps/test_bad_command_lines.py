@@ -21,6 +21,7 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "generate": (["--bytes", "1"], ["trained"]),
     "info": ([], []),
     "run": ([], ["script.py"]),
+    "scale": (["--model", "llama-7b", "--gpus", "8", "--recipe", "bf16"], []),
     "trace": ([], ["script.py"]),
     "train": (SMALL, []),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from module_chains import DRAWS
-from module_draws import DoubleDraw, Draw, Right
+from module_draws import NOT_IN_FP64, DoubleDraw, Draw, Right
 from module_formulas import PLAIN
 from rounding_noise import Noise, spread
 from subjects import RECIPES, classes_of
@@ -30,12 +30,14 @@ few, a fifth of the mean square over all elements that are not exact counts for 
 WAYS = (*RECIPES, "fp64")
 """The recipes, and none in fp64."""
 SUBJECTS = [(room, name) for room, draws in DRAWS.items() for name in sorted(draws)]
-QUANTIZING = {"BasicLinear", "GroupedLinear", "Linear", "Quantize", "Residual", "Sequential"}
+QUANTIZING = {"BasicLinear", "GroupedLinear", "Linear", "MixtureOfExperts", "Quantize", "Residual", "Sequential"}
 """Those that compute otherwise under a recipe; others have to be the same."""
 
 
 def drawn(name: str, recipe: str) -> int:
     """How many modules of a class are drawn in the long run."""
+    if recipe == "fp64" and name in NOT_IN_FP64:
+        return 0
     return 40 if recipe == "none" or name in QUANTIZING else 8
 
 
@@ -181,13 +183,13 @@ def _run(room: str, name: str, recipe: str, seeds: range) -> int:
 @pytest.mark.parametrize("recipe", WAYS)
 def test_a_sample_of_right_calls(recipe: str) -> None:
     subjects = [(room, name) for room, name in SUBJECTS if recipe in ("none", "fp64") or name in QUANTIZING]
+    subjects = [(room, name) for room, name in subjects if drawn(name, recipe)]
     compared = sum(_run(room, name, recipe, range(1)) for room, name in subjects)
     assert compared > 3 * len(subjects)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", WAYS)
-@pytest.mark.parametrize(("room", "name"), SUBJECTS)
+@pytest.mark.parametrize(("room", "name", "recipe"), [(room, name, recipe) for room, name in SUBJECTS for recipe in WAYS if drawn(name, recipe)])
 def test_right_calls_at_length(room: str, name: str, recipe: str) -> None:
     assert _run(room, name, recipe, range(drawn(name, recipe))) > TIMES * drawn(name, recipe)
 

@@ -57,4 +57,4 @@ def moe_unpermute(rows: Tensor, row_map: Tensor, probs: Tensor) -> Tensor:
 def dmoe_unpermute(dy: Tensor, rows: Tensor, row_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """``(drows, dprobs)`` of ``moe_unpermute``, of its arguments and ``dy [T, columns]``."""
     drows, dprobs = tex.moe_unpermute_bwd(dy.data, rows.data, rows.type, row_map.data, probs.data)
-    return Tensor(drows, dy.type), Tensor(dprobs, DType.Float32)
+    return Tensor(drows, dy.type), Tensor(tex.prim.reshape(dprobs, probs.shape), DType.Float32)  # of no tokens it comes as [0, 1]

@@ -156,8 +156,8 @@ def test_module_agrees_with_float64(record: Record, dtype: torch.dtype, form: st
 
 def test_the_table_covers_every_op() -> None:
     abstract = {ops.Op, ops.Activation}
-    # They take a side input with rows of its own: tests/unit/pytorch/test_grouped_linear.py, test_attention_scores.py.
-    elsewhere = {ops.GroupedMMT, ops.CrossAttention}
+    # They take a side input with rows of its own: tests/unit/pytorch/test_grouped_linear.py, test_attention_scores.py, test_mixture_of_experts.py.
+    elsewhere = {ops.GroupedMMT, ops.CrossAttention, ops.RouteTokens, ops.DispatchTokens, ops.CombineTokens}
     classes = {c for name in ops.__all__ if isinstance(c := getattr(ops, name), type) and issubclass(c, Op)} - abstract - elsewhere
     made = {type(op) for record in (*TABLE.values(), *SIDED.values()) for op in record.make(_Anything(), record.width)}
     of_several_processes = {c for c in classes if issubclass(c, Communicates)}  # tests/integration: test_parallel_linear, test_layouts

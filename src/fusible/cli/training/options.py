@@ -61,7 +61,7 @@ class TrainOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name))
-        for name in ("steps", "layers", "heads", "seq_len", "batch", "decay_steps"):
+        for name in ("steps", "layers", "heads", "seq_len", "batch", "decay_steps", "top_k"):
             if getattr(self, name) < 1:
                 raise ArgumentError(expected("at least 1", of=_flag(name), got=getattr(self, name), do="give a larger number"))
         if self.steps > MAX_STEPS:
@@ -105,8 +105,8 @@ class TrainOptions:
             raise ArgumentError(expected("at least 0", of="--experts", got=self.experts, do="give a number of experts, or leave it out"))
         if not self.experts:
             return
-        if not 1 <= self.top_k <= self.experts:
-            raise ArgumentError(expected(f"from 1 to the {self.experts} experts", of="--top-k", got=self.top_k, do="choose another"))
+        if self.top_k > self.experts:
+            raise ArgumentError(expected(f"at most the {self.experts} experts", of="--top-k", got=self.top_k, do="choose another"))
         if self.executor != "eager":
             of, do = "--executor with --experts", "leave it out: compiled programs do the same whatever the values"
             raise ArgumentError(expected("eager", of=of, got=self.executor, do=do))

@@ -106,7 +106,7 @@ def _made(
         assert kind.experts is not None
         whole, layout = architecture.expert(kind.experts), Layout(tp=layout.tp)
     else:
-        whole = architecture.block(kind.inner) if part == "block" else architecture.head()
+        whole = architecture.head() if part == "head" else architecture.block(kind.inner)
     made = _of_process(whole, layout, shared_output=part == "head")
     args = tuple(tuple((held, True) for _ in op.arg_names) for op in made)
     request = PlanRequest(recipe, nvte_dtype(dtype), architecture.hidden, True, args, (True,) * len(made), True, fusions)

@@ -23,8 +23,9 @@ class MixtureOfExperts(BaseModule):
     and ``down_e``.
 
     The experts of a token are those of the largest logits ``x @ router_weight.T``, and ``p`` is the softmax over these (Shazeer et al. 2017,
-    arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088). No token is dropped. Parameters: ``router_weight [experts, features]``; ``up_weight
-    [experts, inner, features]``, twice ``inner`` for a gated ``activation``; ``down_weight [experts, features, inner]``; no biases.
+    arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088). No token is dropped. Takes fp32, bf16 and fp16, and no fp64. Parameters: ``router_weight
+    [experts, features]``; ``up_weight [experts, inner, features]``, twice ``inner`` for a gated ``activation``; ``down_weight [experts, features,
+    inner]``; no biases.
 
     ``activation``: the name of one of ``tex.activations``, as ``"gelu"`` or ``"swiglu"``. ``weight_init_method`` fills a matrix and returns it, of
     each expert by itself; the default is that of ``nn.Linear``. Each expert's products are quantized by themselves, and the router's never are.
