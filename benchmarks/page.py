@@ -49,9 +49,9 @@ def beside_torch(table: str, unit: str = "ms") -> list[str]:
     )
 
 
-def measured(table: str) -> list[str]:
+def measured(table: str, file: str = "cpu-2-cores") -> list[str]:
     """A table of ``make bench`` as it stands: a column a figure, in the unit that its name ends in."""
-    rows = results("cpu-2-cores")[table]
+    rows = results(file)[table]
     head = list(rows[0])
     return _table(
         ["", *[re.sub(r"_(us|ms|s)$", r", \1", name).replace("_", " ") for name in head[1:]]],
