@@ -17,6 +17,7 @@ from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, Rewritten, exper
 from fusible.compute_pipeline import context_parallel as sequences_shared
 from fusible.distributed.embedding import AveragedEmbedding
 from fusible.distributed.mesh import check_mesh, size_of
+from fusible.distributed.whole import check_untied
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import DispatchTokens, Op
@@ -108,7 +109,7 @@ def parallelize(
 
 
 def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, shared_output: bool) -> None:
-    _check_untied(model)
+    check_untied(model, "a parallelized model")
     process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
     for bound in _pipelines(model):
         if sequence_parallel and any(b.extras is not None and None in b.extras.inputs for b in bound):
@@ -130,7 +131,7 @@ def _share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
     if not any(isinstance(b.op, DispatchTokens) for bound in _pipelines(model) for b in bound):
         do = "leave out the mesh's dimension ep"
         raise ArgumentError(expected("a MixtureOfExperts", of="a model that is parallelized along 'ep'", got="none", do=do))
-    _check_untied(model)
+    check_untied(model, "a parallelized model")
     mesh = mesh["ep"]
     process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
     changes = _changes(model, lambda ops: expert_parallel(ops, process, group))
@@ -161,17 +162,6 @@ def _lay_out(model: nn.Module, changes: Sequence[_Changes], place: _Place) -> No
         if isinstance(module, BaseModule):
             module.forget_plans()
     run(writes)
-
-
-def _check_untied(model: nn.Module) -> None:
-    """Raise where two modules hold one parameter: each would be laid out as its own, and they would train apart."""
-    holders: dict[int, str] = {}
-    for path, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            place = f"{path}.{name}" if path else name
-            if parameter is not None and holders.setdefault(id(parameter), place) != place:
-                got, do = f"{holders[id(parameter)]} and {place} as one", "give each module a parameter of its own"
-                raise NotServedError(expected("parameters that one module holds", of="a parallelized model", got=got, do=do))
 
 
 def _check_context(model: nn.Module, mesh: DeviceMesh, way: str) -> None:

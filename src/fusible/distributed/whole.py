@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import distribute_tensor
 
+from fusible.errors import NotServedError, expected
 from fusible.pytorch.engine.scaling import with_largest_amaxes
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.modules.stateful import SCALING_STATES
@@ -42,6 +43,18 @@ def shard_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
             value, sizes = left.pop(whole), [own[part].shape[0] for part in parts]
             left.update(zip(parts, value.split(sizes) if value.ndim else [value.clone() for _ in parts], strict=True))
     return {name: _like(own.get(name), tensor) for name, tensor in left.items()}
+
+
+def check_untied(model: nn.Module, of: str) -> None:
+    """Raise ``NotServedError`` where two modules of ``model`` hold one parameter: each would get one of its own, and they would train apart. ``of``:
+    what the model is to be."""
+    holders: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            place = f"{path}.{name}" if path else name
+            if parameter is not None and holders.setdefault(id(parameter), place) != place:
+                got, do = f"{holders[id(parameter)]} and {place} as one", "give each module a parameter of its own"
+                raise NotServedError(expected("parameters that one module holds", of=of, got=got, do=do))
 
 
 def whole_shapes(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
