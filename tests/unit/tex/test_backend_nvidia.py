@@ -132,6 +132,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
     module = Native()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
     monkeypatch.setitem(sys.modules, "transformer_engine_torch_nv", module)
     theirs = SimpleNamespace(Float8Quantizer=QuantizerOfTheirs, Float8TensorStorage=StorageOfTheirs, MXFP8Quantizer=BlockOfTheirs)
     theirs.tensor = SimpleNamespace(GroupedTensorStorage=GroupedOfTheirs)
@@ -143,15 +144,16 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
     registry.changed()
 
 
-X = torch.ones(2, 4)
+X = torch.ones(16, 32)
 
 
 def test_calls_are_positional_with_enumerations_of_the_native_library(native: Native) -> None:
-    assert tex.explain("layernorm_fwd", X, X[0], None, 1e-5, None, None, 6, 0, False).backend == "nvidia"
-    out = torch.zeros(2, 4)
+    x = X.bfloat16()
+    assert tex.explain("layernorm_fwd", x, x[0], None, 1e-5, None, None, 6, 0, False).backend == "nvidia"
+    out = torch.zeros_like(x)
     for otype in (tex.DType.kBFloat16, 6, torch.bfloat16):
         options = {"eps": 1e-5, "ln_out": out, "quantizer": None, "otype": otype, "sm_margin": 0, "zero_centered_gamma": True}
-        result = tex.layernorm_fwd(input=X, weight=X[0], bias=None, **options)
+        result = tex.layernorm_fwd(input=x, weight=x[0], bias=None, **options)
         assert result[0] is out
         assert native.calls[-1][6] is NativeDType.kBFloat16 and native.calls[-1][7:] == (0, True)
     tex.fp8_transpose(X.byte(), tex.DType.kFloat8E4M3, out=None)
@@ -171,18 +173,75 @@ def test_quantizers_go_in_as_theirs_and_results_come_out_as_ours(native: Native)
 
 
 def test_grouped_tensors_come_out_as_ours_and_go_in_as_theirs(native: Native) -> None:
-    quantizer, sizes = MXFP8Quantizer(tex.DType.kFloat8E4M3), torch.tensor([0, 2])
-    made = tex.group_quantize(X, quantizer, 2, sizes)
+    quantizer, sizes = MXFP8Quantizer(tex.DType.kFloat8E4M3), torch.tensor([0, 16])
+    backend = registry.find("nvidia")
+    assert registry.reason_unavailable(backend) is None
+    made = backend.group_quantize(X, quantizer, 2, sizes)
     assert type(made) is GroupedTensorStorage and made.quantizer is quantizer and made.first_dims is sizes
-    assert (made.rowwise_data == 5).all() and made.logical_shape == (2, 4) and made.num_tensors == 2 and made.fake_dtype is torch.float32
-    tex.group_requantize_inplace(made, quantizer, 2, sizes, tex.DType.kFloat32)
+    assert (made.rowwise_data == 5).all() and made.logical_shape == (16, 32) and made.num_tensors == 2 and made.fake_dtype is torch.float32
+    backend.group_requantize_inplace(made, quantizer, 2, sizes, tex.DType.kFloat32)
     assert type(made) is GroupedTensorStorage and (made.columnwise_data == 6).all() and made.quantizer is quantizer
 
 
-def test_delayed_scaling_of_groups_is_left_to_others(native: Native) -> None:
-    quantizer = Float8Quantizer(torch.ones(2), None, tex.DType.kFloat8E4M3)
-    decision = tex.explain("group_quantize", X, quantizer, 2, torch.tensor([1, 1]))
-    assert decision.backend == "torch" and "no delayed scaling" in str(decision)
+def test_a_tensor_with_gaps_crosses_as_a_copy_and_what_was_written_comes_back(native: Native) -> None:
+    wide, out = torch.arange(1024.0).reshape(16, 64), torch.zeros(16, 64)[:, ::2]
+    gaps, negated = wide[:, ::2], torch.complex(X, X).conj().imag
+    native.layernorm_fwd = lambda *args: [args[4].copy_(args[0]), None, None]  # type: ignore[attr-defined]
+    for x in (gaps, wide.flatten()[1:513].reshape(16, 32), negated, gaps.requires_grad_()):
+        version = out._version
+        y, _, _ = tex.layernorm_fwd(x, X[0], None, 1e-5, out, None, tex.DType.kFloat32, 0, False)
+        assert y is out and torch.equal(out, x) and out._version == version
+    shown = X[:1].expand(16, 32)
+    native.dgelu = lambda *args: [arg.data_ptr() % 16 or arg.is_contiguous() for arg in args[:2]]  # type: ignore[attr-defined]
+    assert tex.dgelu(shown, X[:, :1].expand(16, 32), None) == [True, True] and torch.equal(shown, X)
+
+
+def fp8(x: torch.Tensor) -> Any:
+    with tex.set_backend("torch"):
+        return tex.quantize(x, Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3))
+
+
+def multiplied(A: Any, B: Any, bias: Any = None, workspace: Any = None, trans_b: bool = False, grad: bool = False) -> Any:
+    size = 0 if workspace is None else workspace.numel()
+    epilogue = bias, None, False, None, grad
+    return tex.generic_gemm(A, True, B, trans_b, None, None, tex.DType.kFloat32, *epilogue, workspace, size, False, False)
+
+
+def test_products_are_given_memory_to_work_in(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(device=torch.device("cpu"), cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    native.generic_gemm = lambda *args: [args[12], args[13], args[8]]  # type: ignore[attr-defined]
+    A = fp8(X)
+    memory, size, bias_type = multiplied(A, A)
+    assert memory.nbytes == size > 1 << 25 and bias_type is NativeDType.kBFloat16
+    own = torch.empty(1024, dtype=torch.uint8)
+    found = multiplied(A, A, workspace=own)
+    assert found[0] is own and found[1] == 1024
+
+
+def test_products_that_it_does_not_take_are_left_to_others(native: Native) -> None:
+    native.generic_gemm = lambda *args: pytest.fail("the native product was called")  # type: ignore[attr-defined]
+    A, narrow, without = fp8(X), fp8(X[:, :24]), fp8(X)
+    without._transpose = None
+    for product in (
+        multiplied(X, X), multiplied(narrow, narrow), multiplied(A, A, X[:, 0].contiguous()),
+        tex.generic_gemm(without, False, fp8(X.t().contiguous()), False, None, None, 4, None, None, False, None, False, None, 0, False, False),
+    ):  # fmt: skip
+        assert product[0].shape in ((16, 16), (32, 32))
+
+
+def test_what_its_kernels_do_not_take_is_left_to_others(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = None, 1e-5, None, None, tex.DType.kBFloat16, 0, False
+    assert "input and weight and otype of one dtype" in str(tex.explain("layernorm_fwd", X.bfloat16(), X[0], *options))
+    delayed = Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3)
+    for x in (X[:, :24], X[:10], X[:0]):
+        assert tex.quantize(x, delayed)._data.shape == x.shape
+    delayed.set_usage(rowwise=False)
+    tex.quantize(X, delayed)
+    assert not native.calls
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    registry.changed()
+    assert "need capability 10.0, and the GPU has 9.0" in str(tex.explain("quantize", X, MXFP8Quantizer(tex.DType.kFloat8E4M3)))
 
 
 def test_an_output_of_ours_is_written_and_returned(native: Native) -> None:
@@ -205,7 +264,9 @@ def test_a_query_and_its_answer(native: Native) -> None:
     asked = SimpleNamespace(qkv_layout=7, qkv_dtype=tex.DType.kBFloat16, dropout=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "NVTE_QKV_Layout", lambda value: ("layout", value), raising=False)
-        answer = tex.get_fused_attn_backend(asked)
+        backend = registry.find("nvidia")
+        assert registry.reason_unavailable(backend) is None
+        answer = backend.get_fused_attn_backend(asked)
     assert answer == (tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, "") and type(answer[0]) is tex.NVTE_Fused_Attn_Backend
     assert native.calls[-1][0].qkv_dtype is NativeDType.kBFloat16 and native.calls[-1][0].qkv_layout == ("layout", 7)
 
@@ -214,9 +275,8 @@ def test_what_the_native_library_lacks_is_left_to_others(native: Native) -> None
     decision = tex.explain("gelu", X, None)
     assert decision.backend != "nvidia"
     assert dict(decision.others)["nvidia"] == "the installed native library has no such function"
-    native.scaled_softmax_forward = lambda *args: args[0]  # type: ignore[attr-defined]
-    reason = dict(tex.explain("scaled_softmax_forward", torch.ones(1, 1, 2, 2), 1.0).others)["nvidia"]
-    assert reason == "its native kernel reads float16 and bfloat16, and input is torch.float32"
+    native.relu = lambda *args: args[0]  # type: ignore[attr-defined]
+    assert dict(tex.explain("relu", X, None).others)["nvidia"] == "its native kernel was not seen to give the interface's results on a GPU"
 
 
 def test_a_class_that_they_do_not_have_is_refused(native: Native) -> None:

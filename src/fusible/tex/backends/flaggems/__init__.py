@@ -52,6 +52,9 @@ _KERNELS = {
 }
 """By function of tex: FlagGems' function that serves it, as of its version 5.0; an older one has not all of them."""
 
+_OTHERWISE_ON_CUDA = frozenset({"fused_attn_bwd", "rmsnorm_bwd", "rmsnorm_fwd"})
+"""What the conformance suite found to compute otherwise on an H200, by version 5.0.2."""
+
 
 @registry.register_backend
 class FlagGemsBackend(ActivationKernels, AttentionKernels, GemmKernels, NormalizationKernels, SoftmaxKernels, TEXBackendBase):
@@ -80,4 +83,6 @@ class FlagGemsBackend(ActivationKernels, AttentionKernels, GemmKernels, Normaliz
         reason = super().supports(request) or self.unavailable()
         if reason is None and not request.devices <= {self.gems.device}:
             reason = f"serves tensors on {self.gems.device}, where FlagGems runs, and these are on {', '.join(sorted(request.devices))}"
+        if reason is None and request.function in _OTHERWISE_ON_CUDA and "cuda" in request.devices:
+            reason = "its kernel was not seen to give the interface's results on an NVIDIA GPU"
         return reason

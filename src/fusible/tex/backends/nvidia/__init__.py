@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from inspect import Parameter
@@ -12,22 +13,40 @@ import torch
 
 from fusible.tex import classes
 from fusible.tex.backends.nvidia.border import Crossing
+from fusible.tex.backends.nvidia.limits import out_of_reach, refused
 from fusible.tex.backends.nvidia.native import find
-from fusible.tex.formats import DELAYED, scheme_named
+from fusible.tex.enums import DType
 from fusible.tex.interface.base import TEXBackendBase
-from fusible.tex.interface.context_parallel import ContextParallel
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
+from fusible.tex.selection.dispatch import hand_over
 from fusible.tex.selection.registry import registry
 
 __all__ = ["NvidiaBackend"]
 
 _CLASSES = "transformer_engine.pytorch"
-_HALF = frozenset({torch.float16, torch.bfloat16})
-_HALF_ALONE = ("dropout_fwd", "dropout_bwd")
-_GROUP_QUANTIZING = ("group_quantize", "bgrad_group_quantize")
-_IN_DOUBLE = frozenset(vars(ContextParallel))
 _QUANTIZERS = ("quantizer", "quantizer_list", "o_quantizer", "dqkv_quantizer")
 """The parameters that say how results are quantized."""
+
+
+@functools.cache
+def _workspace(device: torch.device, stream: int) -> torch.Tensor:
+    """Memory for the products of one stream: cuBLAS asks for 32 MiB on GPUs from capability 9.0 on, as NVIDIA's Python package gives it."""
+    return torch.empty((1 << 25) + 1024, dtype=torch.uint8, device=device)
+
+
+def _with_workspace(name: str, arguments: dict[str, Any], native: ModuleType) -> None:
+    """Give a product the memory that it works in, where the caller left that to the backend."""
+    if arguments.get("workspace", ...) is None:
+        stream = torch.cuda.current_stream()
+        arguments["workspace"] = _workspace(stream.device, stream.cuda_stream)
+        arguments["workspace_size"] = arguments["workspace"].numel()
+    elif arguments.get("workspace", ...) == []:
+        stream = torch.cuda.current_stream()
+        count = native.get_num_cublas_streams()
+        arguments["workspace"] = [_workspace(stream.device, -1 - i) for i in range(count)]
+        arguments["workspaceSize"] = arguments["workspace"][0].numel()
+    if arguments.get("bias_type", ...) is None:
+        arguments["bias_type"] = DType.kBFloat16  # read where there is a bias
 
 
 def _forwarding(declaration: Declaration) -> Callable[..., Any]:
@@ -41,6 +60,9 @@ def _forwarding(declaration: Declaration) -> Callable[..., Any]:
         bound = declaration.signature.bind(*args, **kwargs)
         quantizer = next((bound.arguments[name] for name in _QUANTIZERS if name in bound.arguments), None)
         bound.apply_defaults()
+        if out_of_reach(declaration.name, bound.arguments, quantizer):
+            return hand_over(self, declaration.name, *bound.args, **bound.kwargs)
+        _with_workspace(declaration.name, bound.arguments, self.native())
         for name, value in bound.arguments.items():
             bound.arguments[name] = crossing.enter(value, declaration.name, name)
         return crossing.leave(function(*bound.args, **bound.kwargs), quantizer)
@@ -85,20 +107,7 @@ class NvidiaBackend(TEXBackendBase):
         return lacking
 
     def supports(self, request: Request) -> str | None:
-        reason = super().supports(request)
-        if reason is None and ("softmax" in request.function or request.function in _HALF_ALONE):
-            for name, kind in request.kinds:
-                if isinstance(kind, tuple) and len(kind) == 2 and kind[1] not in _HALF and name != "mask":
-                    return f"its native kernel reads float16 and bfloat16, and {name} is {kind[1]}"
-        if reason is None and request.function not in _IN_DOUBLE:
-            double = [name for name, kind in request.kinds if isinstance(kind, tuple) and len(kind) == 2 and kind[1] is torch.float64]
-            if double:
-                return f"its native kernels have no float64, and {double[0]} is of it"
-        if reason is None and request.function in _GROUP_QUANTIZING:
-            for name, kind in request.kinds:
-                if name == "quantizer" and isinstance(kind, tuple) and scheme_named(kind[0]) is DELAYED:
-                    return "its native kernel has no delayed scaling"
-        return reason
+        return super().supports(request) or refused(request)
 
 
 for _declaration in DECLARATIONS.values():

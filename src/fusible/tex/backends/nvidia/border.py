@@ -1,7 +1,10 @@
-"""What crosses into NVIDIA's native library and back: enumerations, quantizers, quantized tensors. Tensors and numbers pass as they are.
+"""What crosses into NVIDIA's native library and back: enumerations, quantizers, quantized tensors. Numbers pass as they are.
 
 The native library knows NVIDIA's own Python classes alone. Both families bear the same names and keep the same fields, so one rule converts all of
 them: the class of the same name, made of the attributes that its constructor asks for.
+
+Its kernels read and write a tensor's memory from the beginning, element after element, in vectors: a tensor with gaps, or that begins elsewhere than
+a vector does, crosses as a copy, and what the call wrote is copied back.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from fusible.errors import NotServedError, expected
 from fusible.tex import enums
 from fusible.tex.calls.grouped import build_grouped, group_arguments, is_grouped
 from fusible.tex.factories import build_quantized
-from fusible.tex.protocol import to_dtype
+from fusible.tex.protocol import to_dtype, to_torch
 
 __all__ = ["Crossing"]
 
@@ -45,6 +48,12 @@ _ENUM_PARAMETERS = {
 }
 """The enumeration that a parameter of this name takes, in every function. Callers may pass a number or a torch dtype."""
 
+_TORCH_DTYPES = frozenset({"dtypes", "fake_dtype"})
+"""Parameters that take dtypes of torch, in every function."""
+
+_VECTOR = 16
+"""Bytes that a kernel reads at once."""
+
 
 def _enumeration(function: str, parameter: str) -> str | None:
     if parameter == "bias_type":
@@ -66,7 +75,9 @@ class Crossing:
         if value is None or isinstance(value, bool | float | str):
             return value
         if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
-            return value
+            return value if _readable(value) else self._once(value, _laid_out)
+        if parameter in _TORCH_DTYPES and not isinstance(value, list | tuple):
+            return to_torch(value)
         name = type(value).__name__ if isinstance(value, IntEnum) and hasattr(enums, type(value).__name__) else _enumeration(function, parameter)
         if name is not None and isinstance(value, int | torch.dtype):
             number = int(to_dtype(value)) if isinstance(value, torch.dtype) else int(value)
@@ -110,7 +121,9 @@ class Crossing:
         return made
 
     def _storage(self, value: Any) -> Any:
-        fields = {name: self.enter(item) if name == "quantizer" else item for name, item in value.get_metadata().items()}
+        fields = {
+            name: self.enter(item) if name == "quantizer" or type(item) is torch.Tensor else item for name, item in value.get_metadata().items()
+        }
         made = self._class(value, "Storage")(**fields)
         if hasattr(value, "_transpose_invalid"):
             made._transpose_invalid = value._transpose_invalid
@@ -125,21 +138,28 @@ class Crossing:
     def leave(self, result: Any, quantizer: Any = None) -> Any:
         """A result of the native library as ours: the caller's own objects, with what the call changed in them, or new ones of ``quantizer``."""
         for original, twin in self._entered.values():
+            if type(twin) is torch.Tensor:
+                _write_back(original, twin)
+                continue
             if hasattr(original, "rowwise_usage"):
                 if getattr(original, "amax", 0) is None:
                     original.amax = twin.amax
                 continue
             for name in _BUFFERS:
                 if hasattr(twin, name):
-                    setattr(original, name, getattr(twin, name))
+                    setattr(original, name, self._own(getattr(twin, name)))
         return self._left(result, quantizer)
 
+    def _own(self, value: Any) -> Any:
+        """The caller's own object where ``value`` is what it went in as."""
+        return next((original for original, twin in self._entered.values() if twin is value), value)
+
     def _left(self, result: Any, quantizer: Any) -> Any:
+        own = self._own(result)
+        if own is not result:
+            return own
         if result is None or type(result) is torch.Tensor:
             return result
-        for original, twin in self._entered.values():
-            if twin is result:
-                return original
         if isinstance(result, list | tuple):
             several = quantizer if isinstance(quantizer, list | tuple) and len(quantizer) == len(result) else [quantizer] * len(result)
             return type(result)(self._left(item, own) for item, own in zip(result, several, strict=True))
@@ -153,8 +173,23 @@ class Crossing:
         if not hasattr(result, "get_metadata"):
             return result
         fields = {_FIELDS.get(name, name): value for name, value in result.get_metadata().items() if name != "quantizer"}
-        fields.setdefault("dtype", result.dtype)
+        fields.setdefault("dtype", getattr(result, "dtype", None) or result._dtype)
         return build_quantized(quantizer, **{"shape": tuple(result.size()), **fields})
+
+
+def _readable(x: torch.Tensor) -> bool:
+    return x.is_contiguous() and not x.data_ptr() % _VECTOR and not x.is_neg() and not x.is_conj()
+
+
+def _laid_out(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x.detach())
+
+
+def _write_back(original: torch.Tensor, twin: torch.Tensor) -> None:
+    """Nothing is written to a tensor that shows one element at several places. As where a kernel writes itself, autograd is told nothing."""
+    if all(stride or size <= 1 for size, stride in zip(original.shape, original.stride(), strict=True)):
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(original):  # pyright: ignore[reportPrivateImportUsage]
+            original.copy_(twin)
 
 
 def _ours(grouped: Any, quantizer: Any) -> Any:
