@@ -93,8 +93,10 @@ class Crossing:
         return True
 
     def left(self, x: Any) -> torch.Tensor:
-        """A tensor of the other side on this one."""
-        return x.cpu()
+        """A tensor of the other side on this one. ``placed_at``: its address there."""
+        here = x.cpu()
+        here.placed_at = x.data_ptr()  # type: ignore[attr-defined]
+        return here
 
     def crossed(self, x: Any) -> bool:
         """Whether ``x`` is a tensor of the other side."""

@@ -47,8 +47,8 @@ class ScalingState:
         """
         if not amaxes:
             return self
-        seen = torch.zeros_like(self.scale)
-        seen[[self.slots.index(slot) for slot in amaxes]] = torch.cat(list(amaxes.values()))
+        unseen = torch.zeros_like(self.scale[:1])
+        seen = torch.cat([amaxes.get(slot, unseen) for slot in self.slots])  # by an index, the host would wait for a GPU
         seen = torch.where(torch.isfinite(seen), seen, 0.0)
         history = self.amax_history.clone()
         torch.maximum(history[0], seen, out=history[0])

@@ -118,8 +118,9 @@ def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
 
         def apart(result: Any, arguments: Arguments, alignments: list[int] = alignments or [16] * 5) -> Any:
             """The result itself, which agrees, if addresses are aligned and no two tensors overlap."""
-            starts = sorted((x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in result if x.numel())
-            fits = all(not (x.numel() and x.data_ptr() % n) for x, n in zip(result, alignments, strict=True))
+            places = [getattr(x, "placed_at", x.data_ptr()) for x in result]
+            starts = sorted((place, place + x.numel() * x.element_size()) for x, place in zip(result, places, strict=True) if x.numel())
+            fits = all(not (x.numel() and place % n) for x, place, n in zip(result, places, alignments, strict=True))
             return result if fits and all(a[1] <= b[0] for a, b in itertools.pairwise(starts)) else "aligned tensors beside each other"
 
         named = {"alignments": alignments} if alignments else {}

@@ -45,7 +45,7 @@ class KVCache:
         self.pages_per_sequence = -(-capacity // self.page_size)
         self.capacity = capacity
         self.dtype = dtype
-        self.device = torch.device("cpu" if device is None else device)
+        self.device = torch.empty(0, device="cpu" if device is None else device).device  # "cuda" is one of several
         self._lengths = [0] * sequences
         self._free = list(range(pages if pages is not None else sequences * self.pages_per_sequence))[::-1]
         self._pages = len(self._free)
@@ -95,8 +95,9 @@ class KVCache:
         if any(self._lengths) and any((owner, position) not in self._layers for position in plan.caches):
             got, do = "another, a copy, or one that was rebuilt", "go on with that model as it was, or begin with a cache of its own"
             raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got=got, do=do))
-        self._reserve(self._checked(seq_lens))
-        new = torch.as_tensor(seq_lens, dtype=torch.int32)
+        checked = self._checked(seq_lens)
+        self._reserve(checked)
+        new = torch.tensor(checked, dtype=torch.int32)
         starts = torch.tensor(self._lengths, dtype=torch.int32)
         cu_lengths = torch.cat([torch.zeros(1, dtype=torch.int32), (starts + new).cumsum(0, dtype=torch.int32)])
         page_table = torch.tensor([held + [0] * (self.pages_per_sequence - len(held)) for held in self._held], dtype=torch.int32)

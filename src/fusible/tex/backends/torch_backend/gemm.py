@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusible.tex.backends.torch_backend.block_formats import BLOCKS
+from fusible.tex.backends.torch_backend.exact_sums import exact_sums
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
 from fusible.tex.backends.torch_backend.operands import flat, wide
@@ -86,10 +87,11 @@ def _check_devices(A: Any, B: Any, D: Any) -> None:
 
 def _matrix_product(A: Tensor, transA: bool, B: Tensor, transB: bool, bias: Tensor | None) -> Tensor:
     """``op(B) @ op(A) + bias`` of matrices that fit."""
-    if transA and not transB:
+    if transA and not transB and A.is_cpu:
         return linear(B, A, bias)  # the same two kernels, without the object of a transpose
     a, b = A.t() if transA else A, B.t() if transB else B
-    return torch.mm(b, a) if bias is None else torch.addmm(bias, b, a)
+    with exact_sums(a):
+        return torch.mm(b, a) if bias is None else torch.addmm(bias.contiguous(), b, a)
 
 
 def _row_sum_of(B: Tensor, dtype: torch.dtype) -> Tensor:
@@ -100,14 +102,18 @@ def _native(job: _Job, bias: Tensor | None) -> Tensor | None:
     """One torch kernel, where it accumulates in fp32 and rounds once (measured for bf16, fp16 and fp32, with and without bias); else None."""
     if job.alpha != 1.0 or job.shape.empty or (bias is not None and bias.dtype is not job.dtype):
         return None
+    if bias is not None:
+        check_bias(bias, job)
+        bias = bias.contiguous()
+    with exact_sums(job.B):
+        return _one_kernel(job, bias)
+
+
+def _one_kernel(job: _Job, bias: Tensor | None) -> Tensor | None:
     a, b, D = flat(job.A), flat(job.B), job.D
     a, b = a.t() if job.transA else a, b.t() if job.transB else b
     if D is None:
-        if bias is None:
-            result = torch.mm(b, a)
-        else:
-            check_bias(bias, job)
-            result = torch.addmm(bias, b, a)
+        result = torch.mm(b, a) if bias is None else torch.addmm(bias, b, a)
         return result if len(job.shape.output) == 2 else result.view(job.shape.output)
     if not D.is_contiguous() or job.beta not in (0.0, 1.0) or (job.beta and (bias is not None or job.dtype is not accumulator(job.dtype))):
         return None
@@ -117,7 +123,6 @@ def _native(job: _Job, bias: Tensor | None) -> Tensor | None:
     elif bias is None:
         torch.mm(b, a, out=matrix)
     else:
-        check_bias(bias, job)
         torch.addmm(bias, b, a, out=matrix)
     return D
 

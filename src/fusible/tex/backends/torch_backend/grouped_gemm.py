@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusible.tex.backends.torch_backend.exact_sums import exact_sums
 from fusible.tex.calls.gemm import GemmShape
 from fusible.tex.calls.grouped_products import Problem, bare_key
 
@@ -17,10 +18,11 @@ __all__ = ["as_one_batch", "multiply"]
 def multiply(problem: Problem, transa: bool, transb: bool) -> None:
     """One product straight into its place, by one torch kernel that rounds once."""
     b, a = problem.B.t() if transb else problem.B, problem.A.t() if transa else problem.A
-    if problem.bias is None:
-        torch.mm(b, a, out=problem.D)
-    else:
-        torch.addmm(problem.bias.view(-1), b, a, out=problem.D)
+    with exact_sums(b):
+        if problem.bias is None:
+            torch.mm(b, a, out=problem.D)
+        else:
+            torch.addmm(problem.bias.view(-1), b, a, out=problem.D)
 
 
 def as_one_batch(problems: Sequence[Problem], shapes: Sequence[GemmShape], transa: bool, transb: bool) -> bool:
@@ -35,7 +37,8 @@ def as_one_batch(problems: Sequence[Problem], shapes: Sequence[GemmShape], trans
     if any(stack is None for stack in stacks):
         return False
     b, a, d = stacks
-    torch.bmm(b.mT if transb else b, a.mT if transa else a, out=d)
+    with exact_sums(b):
+        torch.bmm(b.mT if transb else b, a.mT if transa else a, out=d)
     return True
 
 

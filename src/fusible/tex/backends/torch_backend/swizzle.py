@@ -21,6 +21,8 @@ __all__ = ["SwizzleKernels"]
 
 _FLAG = "_with_gemm_swizzled_scales"
 _USAGES = ("rowwise", "columnwise")
+_TILE = 128
+"""Rows of scales that are ordered among themselves."""
 _TYPES: dict[str, tuple[BlockFormat, bool]] = {"mxfp8_rowwise": (MXFP8, False), "mxfp8_columnwise": (MXFP8, True), "nvfp4": (NVFP4, False)}
 """Of a swizzle type, its format and whether its scales are those of columns. Either copy of NVFP4 lies as a row-wise one of its own data."""
 
@@ -114,12 +116,10 @@ def _logical(data: Tensor, form: BlockFormat, columns: bool) -> tuple[int, int]:
 def _swizzled_group(tensor: Any, scales: Tensor, columns: bool) -> Tensor:
     form = block_format_of(tensor.quantizer)
     flat = scales.reshape(-1)
-    if not columns and tensor.last_dims is None and not flat.is_cpu:
-        # Members are whole tiles of rows, and tiles of rows are outermost: they need not be told apart, nor their rows be read from a device. What
-        # pads them is ordered as it is.
-        width = form.scale_shape((0, tensor.logical_shape[-1]), False, False)[1]
-        if width and flat.numel() % (128 * width) == 0:
-            return swizzle(flat.view(-1, width)).view(scales.shape)
+    if not columns and tensor.last_dims is None and tensor.first_dims is not None and not flat.is_cpu:
+        (_, width), (_, used) = (f((0, tensor.logical_shape[-1]), False, False) for f in (form.scale_shape, form.used_scales))
+        if width and flat.numel() % (_TILE * width) == 0:
+            return _swizzled_there(flat.view(-1, width), used, tensor.first_dims).view(scales.shape)
     matrices = layout_of_grouped(tensor).shapes
     shapes = [form.scale_shape(shape, columns, False) for shape in matrices]
     sizes = [math.prod(shape) for shape in shapes]
@@ -130,3 +130,15 @@ def _swizzled_group(tensor: Any, scales: Tensor, columns: bool) -> Tensor:
     used = [form.used_scales(shape, columns, False) for shape in matrices]
     whole = [without_padding(part.view(shape), *each) for part, shape, each in zip(parts, shapes, used, strict=False)]
     return torch.cat([*(swizzle(each, columns and form.blocks_first).view(-1) for each in whole), parts[-1]]).view(scales.shape)
+
+
+def _swizzled_there(scales: Tensor, used: int, rows: Tensor) -> Tensor:
+    """The row-wise scales of members of so many ``rows`` each, without reading these from a device: the rows of a member are padded to whole tiles,
+    and tiles of rows are outermost, so that members need not be told apart but for their padding."""
+    ends = rows.add(_TILE - 1).div(_TILE, rounding_mode="floor").mul(_TILE).cumsum(0)
+    index = torch.arange(len(scales), device=scales.device)
+    member = torch.searchsorted(ends, index, right=True).clamp(max=len(rows) - 1)
+    starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
+    clear = (index - starts[member] < rows[member])[:, None] & (torch.arange(scales.shape[1], device=scales.device) < used)
+    ordered = swizzle(torch.where(clear, scales, 0)).view(scales.shape)
+    return torch.where((index < ends[-1])[:, None], ordered, scales)  # what lies beyond the last member is nobody's
