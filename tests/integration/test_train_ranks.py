@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fusible.cli.training.layout import load_runs
 RUN = "--recipe fp32,delayed --layers 2 --hidden 64 --heads 4 --seq-len 64 --batch 8".split()
 STAGES = ["--pipeline-parallel", "2"]
 EXPERTS, SHARED = [*RUN, "--experts", "4"], ["--expert-parallel", "2"]
-STEPS = 7
+STEPS, LONG = 7, 20
 LAYOUTS = {
     "columns": (2, ["--tensor-parallel", "2"]),
     "columns and rows": (2, ["--tensor-parallel", "2", "--sequence-parallel"]),
@@ -78,20 +79,26 @@ def same(found: dict[str, dict[str, torch.Tensor]], wanted: dict[str, dict[str, 
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("alone")
-    train(folder, 1, [*RUN, "--steps", str(STEPS), "--out", "out"])
-    return folder / "out"
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """What one process makes of some steps."""
+
+    @functools.cache
+    def trained(steps: int) -> Path:
+        folder = tmp_path_factory.mktemp("alone")
+        train(folder, 1, [*RUN, "--steps", str(steps), "--out", "out"])
+        return folder / "out"
+
+    return trained
 
 
 @pytest.fixture(scope="module")
-def alone(one_process: Path) -> dict[str, dict[str, Any]]:
-    return runs(one_process)
+def alone(one_process: Callable[[int], Path]) -> dict[str, dict[str, Any]]:
+    return runs(one_process(STEPS))
 
 
 def near(found: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) -> None:
     for recipe, relative in (("fp32", 1e-5), ("delayed", 1e-2)):
-        assert len(found[recipe]["loss"]) == STEPS
+        assert len(found[recipe]["loss"]) == len(wanted[recipe]["loss"])
         assert torch.allclose(torch.tensor(found[recipe]["loss"]), torch.tensor(wanted[recipe]["loss"]), rtol=relative, atol=0)
         assert found[recipe]["held_out_loss"] == pytest.approx(wanted[recipe]["held_out_loss"], rel=relative)
 
@@ -125,13 +132,16 @@ def test_a_run_goes_on_in_every_layout(alone: dict[str, dict[str, Any]], tmp_pat
     assert text.returncode == 0, text.stderr
 
 
-@pytest.mark.parametrize("layout", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in STAGED])
-def test_in_stages_it_is_one_process(one_process: Path, layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "steps"),
+    [*((name, STEPS) for name in FAST), *(pytest.param(name, LONG, marks=pytest.mark.slow) for name in STAGED)],
+)
+def test_in_stages_it_is_one_process(one_process: Callable[[int], Path], layout: str, steps: int, tmp_path: Path) -> None:
     """Its losses; and what is saved by the names of one process: in fp32 parameters and moments, which tell by which norm gradients were clipped. A
     gradient is a sum over 512 bytes in another order, of which moments keep a tenth of each step's."""
     processes, options = STAGED[layout]
-    said = train(tmp_path, processes, [*RUN, *options, "--steps", str(STEPS), "--out", "out"])
-    found, wanted = runs(tmp_path / "out"), runs(one_process)
+    said = train(tmp_path, processes, [*RUN, *options, "--steps", str(steps), "--out", "out"])
+    found, wanted = runs(tmp_path / "out"), runs(one_process(steps))
     near(found, wanted)
     for recipe, run in wanted.items():
         assert (found[recipe]["matrix_products"], found[recipe]["gemms"]) == (run["matrix_products"], run["gemms"])
@@ -140,7 +150,7 @@ def test_in_stages_it_is_one_process(one_process: Path, layout: str, tmp_path: P
     windows = 8 // (4 if layout in ("stages", "stages x data", "stages x shards") else 2)
     nbytes = windows * (32 if layout == "stages x tokens" else 64) * 64 * 4
     assert plan.count("stage 2 of 2") == 2 and f"between stages: {nbytes:,} bytes of y" in plan
-    tensors, others = saved(tmp_path / "out"), saved(one_process)
+    tensors, others = saved(tmp_path / "out"), saved(one_process(steps))
     assert {path: held.keys() for path, held in tensors.items()} == {path: held.keys() for path, held in others.items()}
     for path, held in others.items():
         for name, tensor in held.items():
