@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import fusible
 from fusible import GroupedQuerySelfAttention, Linear, Residual, RMSNorm, Sequential, SwiGLU
-from fusible.distributed import parallelize
+from fusible.distributed import local_batch, parallelize
 from fusible.distributed.cost import Architecture
 from fusible.quantized import Recipe
 
@@ -103,9 +103,11 @@ def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype) -> tup
         return model, None
     mesh = mesh_of(*dimensions)
     parallelize(model, mesh, sequence_parallel=sequence, shared_output=True)
-    if "dp_shard" in (mesh.mesh_dim_names or ()):
+    names = mesh.mesh_dim_names or ()
+    shards = tuple(name for name in names if name in ("dp_shard", "cp"))
+    if shards:
         policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype)
-        along = mesh["dp_replicate", "dp_shard"] if "dp_replicate" in (mesh.mesh_dim_names or ()) else mesh["dp_shard"]
+        along = mesh["dp_replicate", "dp_shard"] if "dp_replicate" in names else mesh[shards]._flatten() if len(shards) > 1 else mesh[shards]
         for block in list(model.body)[: ARCHITECTURE.layers]:
             fully_shard(block, mesh=along, mp_policy=policy)
         fully_shard(model, mesh=along, mp_policy=policy)
@@ -169,11 +171,15 @@ def _train(model: Model, mesh: DeviceMesh | None, recipe: Recipe | None, rank: i
     names = mesh.mesh_dim_names or () if mesh is not None else ()
     loss = fusible.CrossEntropyLoss(group=mesh["tp"].get_group() if mesh is not None and "tp" in names else None)
     optimizer = torch.optim.AdamW(model.parameters())
-    text = torch.randint(ARCHITECTURE.vocabulary, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(rank))
+    parts = mesh["cp"].size() if mesh is not None and "cp" in names else 1
+    text = torch.randint(ARCHITECTURE.vocabulary, (SEQUENCES, parts * LENGTH + 1), generator=torch.Generator().manual_seed(rank // parts))
+    read, following = text[:, :-1], text[:, 1:]
+    if mesh is not None and parts > 1:
+        read, following = local_batch(mesh["cp"], read, following)
 
     def forward() -> Any:
         with fusible.autocast(enabled=recipe is not None, recipe=recipe):
-            return loss(model(text[:, :-1]), text[:, 1:])
+            return loss(model(read), following)
 
     forward().backward()
     meter.mark("differentiated")

@@ -15,14 +15,18 @@ from fusible.distributed.cost import Layout, Memory, memory, traffic
 Case = tuple[Dimensions, bool, str]
 """The mesh, whether rows are shared out along ``tp``, and the recipe."""
 
-TP, SHARDS = (("tp", 2),), (("dp_shard", 2),)
+TP, SHARDS, TOKENS = (("tp", 2),), (("dp_shard", 2),), (("cp", 2),)
 CASES: dict[int, list[Case]] = {
     1: [((), False, recipe) for recipe in jobs.RECIPES],
     2: [
-        *((dimensions, sequence, recipe) for dimensions, sequence in ((TP, False), (TP, True), (SHARDS, False)) for recipe in ("bf16", "delayed")),
+        *(
+            (dimensions, sequence, recipe)
+            for dimensions, sequence in ((TP, False), (TP, True), (SHARDS, False), (TOKENS, False))
+            for recipe in ("bf16", "delayed")
+        ),
         (TP, True, "mxfp8"),
     ],
-    4: [((("dp_shard", 2), ("tp", 2)), True, recipe) for recipe in ("fp32", "delayed")],
+    4: [((("dp_shard", 2), ("tp", 2)), True, recipe) for recipe in ("fp32", "delayed")] + [((("dp_shard", 2), ("cp", 2)), False, "bf16")],
 }
 ALL = [(size, case) for size, cases in CASES.items() for case in cases]
 
