@@ -144,6 +144,15 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
     registry.changed()
 
 
+@pytest.fixture
+def alone(native: Native, monkeypatch: pytest.MonkeyPatch) -> Native:
+    """The library where no program but Fusible's modules calls tex."""
+    monkeypatch.delitem(sys.modules, "transformer_engine_torch_nv")
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", native)
+    registry.changed()
+    return native
+
+
 X = torch.ones(16, 32)
 
 
@@ -219,8 +228,8 @@ def test_products_are_given_memory_to_work_in(native: Native, monkeypatch: pytes
     assert found[0] is own and found[1] == 1024
 
 
-def test_products_that_it_does_not_take_are_left_to_others(native: Native) -> None:
-    native.generic_gemm = lambda *args: pytest.fail("the native product was called")  # type: ignore[attr-defined]
+def test_products_that_it_does_not_take_are_left_to_others(alone: Native) -> None:
+    alone.generic_gemm = lambda *args: pytest.fail("the native product was called")  # type: ignore[attr-defined]
     A, narrow, without = fp8(X), fp8(X[:, :24]), fp8(X)
     without._transpose = None
     for product in (
@@ -230,7 +239,7 @@ def test_products_that_it_does_not_take_are_left_to_others(native: Native) -> No
         assert product[0].shape in ((16, 16), (32, 32))
 
 
-def test_what_its_kernels_do_not_take_is_left_to_others(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_its_kernels_do_not_take_is_left_to_others(alone: Native, monkeypatch: pytest.MonkeyPatch) -> None:
     options = None, 1e-5, None, None, tex.DType.kBFloat16, 0, False
     assert "input and weight and otype of one dtype" in str(tex.explain("layernorm_fwd", X.bfloat16(), X[0], *options))
     delayed = Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3)
@@ -238,7 +247,7 @@ def test_what_its_kernels_do_not_take_is_left_to_others(native: Native, monkeypa
         assert tex.quantize(x, delayed)._data.shape == x.shape
     delayed.set_usage(rowwise=False)
     tex.quantize(X, delayed)
-    assert not native.calls
+    assert not alone.calls
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     registry.changed()
     assert "need capability 10.0, and the GPU has 9.0" in str(tex.explain("quantize", X, MXFP8Quantizer(tex.DType.kFloat8E4M3)))
@@ -275,7 +284,19 @@ def test_what_the_native_library_lacks_is_left_to_others(native: Native) -> None
     decision = tex.explain("gelu", X, None)
     assert decision.backend != "nvidia"
     assert dict(decision.others)["nvidia"] == "the installed native library has no such function"
+    native.scaled_softmax_forward = lambda *args: args[0]  # type: ignore[attr-defined]
+    reason = dict(tex.explain("scaled_softmax_forward", torch.ones(1, 1, 2, 2), 1.0).others)["nvidia"]
+    assert reason == "its native kernel reads float16 and bfloat16, and input is torch.float32"
+    delayed = Float8Quantizer(torch.ones(2), None, tex.DType.kFloat8E4M3)
+    assert "no delayed scaling" in str(tex.explain("group_quantize", X, delayed, 2, torch.tensor([8, 8])))
+
+
+def test_a_kernel_that_was_not_seen_to_be_right_serves_nvidias_package_alone(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
     native.relu = lambda *args: args[0]  # type: ignore[attr-defined]
+    assert tex.explain("relu", X, None).backend == "nvidia"
+    monkeypatch.delitem(sys.modules, "transformer_engine_torch_nv")
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", native)
+    registry.changed()
     assert dict(tex.explain("relu", X, None).others)["nvidia"] == "its native kernel was not seen to give the interface's results on a GPU"
 
 

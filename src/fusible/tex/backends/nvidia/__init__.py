@@ -14,7 +14,7 @@ import torch
 from fusible.tex import classes
 from fusible.tex.backends.nvidia.border import Crossing
 from fusible.tex.backends.nvidia.limits import out_of_reach, refused
-from fusible.tex.backends.nvidia.native import find
+from fusible.tex.backends.nvidia.native import find, is_aside
 from fusible.tex.enums import DType
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
@@ -60,7 +60,7 @@ def _forwarding(declaration: Declaration) -> Callable[..., Any]:
         bound = declaration.signature.bind(*args, **kwargs)
         quantizer = next((bound.arguments[name] for name in _QUANTIZERS if name in bound.arguments), None)
         bound.apply_defaults()
-        if out_of_reach(declaration.name, bound.arguments, quantizer):
+        if not is_aside(self._native) and out_of_reach(declaration.name, bound.arguments, quantizer):
             return hand_over(self, declaration.name, *bound.args, **bound.kwargs)
         _with_workspace(declaration.name, bound.arguments, self.native())
         for name, value in bound.arguments.items():
@@ -107,7 +107,7 @@ class NvidiaBackend(TEXBackendBase):
         return lacking
 
     def supports(self, request: Request) -> str | None:
-        return super().supports(request) or refused(request)
+        return super().supports(request) or refused(request, is_aside(self._native))
 
 
 for _declaration in DECLARATIONS.values():

@@ -1,7 +1,8 @@
 """What of NVIDIA's native library is used: what gives the interface's results, as the conformance suite found on a GPU.
 
 That was an H200 (capability 9.0) with version 2.20.2 of the library. What it computes otherwise, or for shapes that it does not take, is left to the
-next backend. Functions that no other backend of this package has are its own: they go in as they come.
+next backend. Functions that no other backend of this package has are its own: they go in as they come. And so does nearly all where NVIDIA's Python
+package calls tex in its library's place (``NVTE_PLUGIN``): it means those kernels, and knows what they take.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from fusible.tex.activations import ACTIVATIONS
 from fusible.tex.enums import DType
 from fusible.tex.formats import CURRENT, DELAYED, FLOAT8, FLOAT8_BLOCKS_SCHEME, MXFP8_SCHEME, NVFP4_SCHEME, PLAIN, format_of, scheme_named, scheme_of
+from fusible.tex.interface.context_parallel import ContextParallel
 from fusible.tex.interface.declare import DECLARATIONS, Request
 from fusible.tex.protocol import to_torch
 
@@ -33,6 +35,9 @@ VERIFIED = frozenset(
 """The functions that gave the interface's results."""
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
+_HALF_ALONE = ("dropout_fwd", "dropout_bwd")
+_GROUP_QUANTIZING = ("group_quantize", "bgrad_group_quantize")
+_IN_DOUBLE = frozenset(vars(ContextParallel))
 _BLACKWELL = (10, 0)
 _OF_BLACKWELL = {MXFP8_SCHEME, NVFP4_SCHEME}
 _NORMS = {"layernorm_fwd": ("input", "weight"), "rmsnorm_fwd": ("input", "weight")}
@@ -42,10 +47,11 @@ _NORMS |= {"layernorm_bwd": ("dz", "x", "gamma"), "rmsnorm_bwd": ("dz", "x", "ga
 Kinds = dict[str, tuple[str, torch.dtype]]
 
 
-def refused(request: Request) -> str | None:
-    """Why the library does not serve a request, told by the kinds of its arguments."""
+def refused(request: Request, of_package: bool) -> str | None:
+    """Why the library does not serve a request, told by the kinds of its arguments. ``of_package``: whether NVIDIA's package calls tex."""
     plain: Kinds = {name: kind for name, kind in request.kinds if isinstance(kind, tuple) and len(kind) == 2 and isinstance(kind[1], torch.dtype)}
-    return next((reason for rule in _RULES if (reason := rule(request, plain)) is not None), None)
+    rules = _OF_THE_LIBRARY if of_package else (*_OF_THE_LIBRARY, *_OF_THE_INTERFACE)
+    return next((reason for rule in rules if (reason := rule(request, plain)) is not None), None)
 
 
 def _of_another_gpu(request: Request, plain: Kinds) -> str | None:
@@ -77,8 +83,24 @@ def _unquantized(request: Request, plain: Kinds) -> str | None:
     return None
 
 
+def _not_half(request: Request, plain: Kinds) -> str | None:
+    if "softmax" in request.function or request.function in _HALF_ALONE:
+        for name, (_, dtype) in plain.items():
+            if dtype not in _HALF and name != "mask":
+                return f"its native kernel reads float16 and bfloat16, and {name} is {dtype}"
+    return None
+
+
+def _delayed_group(request: Request, plain: Kinds) -> str | None:
+    if request.function in _GROUP_QUANTIZING:
+        for name, kind in request.kinds:
+            if name == "quantizer" and isinstance(kind, tuple) and scheme_named(kind[0]) is DELAYED:
+                return "its native kernel has no delayed scaling"
+    return None
+
+
 def _double(request: Request, plain: Kinds) -> str | None:
-    found = [name for name, (_, dtype) in plain.items() if dtype is torch.float64]
+    found = [name for name, (_, dtype) in plain.items() if dtype is torch.float64] if request.function not in _IN_DOUBLE else []
     return f"its native kernels have no float64, and {found[0]} is of it" if found else None
 
 
@@ -89,7 +111,8 @@ def _unlike(request: Request, plain: Kinds) -> str | None:
     return f"its native kernel reads {' and '.join(dtypes)} of one dtype" if len(set(dtypes.values())) > 1 else None
 
 
-_RULES = _unverified, _of_another_gpu, _in_blocks, _unquantized, _double, _unlike
+_OF_THE_LIBRARY = _not_half, _double, _delayed_group
+_OF_THE_INTERFACE = _unverified, _of_another_gpu, _in_blocks, _unquantized, _unlike
 
 
 # What shapes and values tell.

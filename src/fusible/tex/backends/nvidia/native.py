@@ -13,7 +13,7 @@ import torch
 from fusible import knobs
 from fusible.tex.enums import DType
 
-__all__ = ["find", "is_ours"]
+__all__ = ["find", "is_aside", "is_ours"]
 
 _NAME, _ASIDE = "transformer_engine_torch", "transformer_engine_torch_nv"
 
@@ -21,6 +21,11 @@ _NAME, _ASIDE = "transformer_engine_torch", "transformer_engine_torch_nv"
 def is_ours(module: ModuleType) -> bool:
     """Whether a module of that name is this package under another name: its enumerations are ours."""
     return getattr(module, "DType", None) is DType
+
+
+def is_aside(module: ModuleType | None) -> bool:
+    """Whether NVIDIA's package has put that module aside, as a plugin's functions took its place."""
+    return module is not None and sys.modules.get(_ASIDE) is module
 
 
 def find() -> ModuleType | str:
