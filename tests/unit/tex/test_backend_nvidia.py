@@ -270,14 +270,16 @@ def test_their_own_objects_pass_as_they_are(native: Native) -> None:
 
 
 def test_a_query_and_its_answer(native: Native) -> None:
-    asked = SimpleNamespace(qkv_layout=7, qkv_dtype=tex.DType.kBFloat16, dropout=0.0)
+    asked = SimpleNamespace(qkv_layout=7, qkv_dtype=6, dropout=0.0, scaling_mode=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "NVTE_QKV_Layout", lambda value: ("layout", value), raising=False)
+        patch.setattr(native, "NVTEScalingMode", lambda value: ("mode", value), raising=False)
         backend = registry.find("nvidia")
         assert registry.reason_unavailable(backend) is None
         answer = backend.get_fused_attn_backend(asked)
     assert answer == (tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, "") and type(answer[0]) is tex.NVTE_Fused_Attn_Backend
     assert native.calls[-1][0].qkv_dtype is NativeDType.kBFloat16 and native.calls[-1][0].qkv_layout == ("layout", 7)
+    assert native.calls[-1][0].scaling_mode == ("mode", 1)
 
 
 def test_what_the_native_library_lacks_is_left_to_others(native: Native) -> None:

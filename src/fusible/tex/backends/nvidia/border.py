@@ -39,10 +39,11 @@ _BUFFERS += _GROUPED
 """What a call may replace in a quantized or grouped tensor, of any format."""
 
 _ENUM_PARAMETERS = {
-    **dict.fromkeys(("otype", "output_dtype", "D_type", "fp8_dtype", "out_dtype", "q_dtype", "kv_dtype"), "DType"),
+    **dict.fromkeys(("otype", "output_dtype", "D_type", "fp8_dtype", "out_dtype", "q_dtype", "kv_dtype", "qkv_dtype"), "DType"),
     **dict.fromkeys(("qkv_format", "kv_format", "o_format", "do_format", "qkv_scale_inv_format", "do_scale_inv_format"), "NVTE_QKV_Format"),
     **dict.fromkeys(("qkv_layout", "dqkv_layout"), "NVTE_QKV_Layout"),
     "attn_mask_type": "NVTE_Mask_Type",
+    "scaling_mode": "NVTEScalingMode",
     "softmax_type": "NVTE_Softmax_Type",
     "comm_type": "CommOverlapType",
 }
