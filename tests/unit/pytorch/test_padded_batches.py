@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from fusible import (
     GELU,
@@ -150,3 +152,25 @@ def test_compiled_models_take_them(way: str) -> None:
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True) if way == "traced" else model.compile("xla")
         for a, b in zip(run(compiled, x.nan_to_num(), lens, None), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 4])], ids=["whole", "padded"])
+@pytest.mark.usefixtures("alone")
+def test_what_a_sharded_module_gives_is_no_view_and_may_be_changed_in_place(lengths: Tensor | None) -> None:
+    """FSDP hangs the gathering before backward on the output, and warns (which fails a test here) where that is a view: it would be dropped."""
+    torch.manual_seed(0)
+    model = Sequential(LayerNorm(WIDTH), Linear(WIDTH, WIDTH))
+    x = torch.randn(2, 4, WIDTH)
+    call = (x,) if lengths is None else (x, lengths)
+    wanted = model(*call) + 1
+    wanted.square().sum().backward()
+    grads = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",)))
+    y = model(*call)
+    y += 1
+    y.square().sum().backward()
+    assert torch.equal(y, wanted)
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        assert parameter.grad is not None and grad is not None
+        assert torch.equal(parameter.grad.to_local(), grad)
