@@ -55,7 +55,7 @@ def row_sum(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 @record("prim_take_along")
 def take_along(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Of several columns, some of them no columns; of one; of none; of no rows."""
-    for rows, columns, count in ((5, 7, 3), (64, 33, 1), (3, 4, 0), (0, 3, 2)):
+    for rows, columns, count in ((5, 7, 3), (64, 33, 1), (4, 1, 3), (130, 33, 32), (3, 4, 0), (0, 3, 2)):
         x = random(generator, (rows, columns), dtype)
         for kind in (torch.int32, torch.int64):
             indices = torch.randint(-2, columns + 2, (rows, count), generator=generator, dtype=kind)
@@ -67,7 +67,7 @@ def take_along(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
 @record("prim_put_along")
 def put_along(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """To several columns, some of them twice, some no columns; to one; to none; of no rows."""
-    for rows, columns, count in ((5, 7, 3), (33, 3, 8), (64, 33, 1), (3, 4, 0), (0, 3, 2)):
+    for rows, columns, count in ((5, 7, 3), (33, 3, 8), (64, 33, 1), (4, 1, 3), (130, 33, 4), (3, 4, 0), (0, 3, 2)):
         y = random(generator, (rows, count), dtype)
         indices = torch.randint(-1, columns + 1, (rows, count), generator=generator)
         whole, size = torch.zeros(2, rows, columns, dtype=torch.float64)

@@ -81,14 +81,14 @@ class Prim:
     def prim_unpad_groups(self, x: Tensor, sizes: Tensor, multiple: Count, rows: Size) -> Any:
         """``[rows, columns]``: the rows that ``prim_pad_groups`` would have put into ``x``, where they were; 0 beyond the last group."""
 
-    @function("x", x="real [r n]", indices="integer [r k]")
+    @function("x", before="x indices", x="real [r n]", indices="integer [r k]")
     def prim_take_along(self, x: Tensor, indices: Tensor) -> Any:
         """``y[r, k] = x[r, indices[r, k]]``: of each row of ``x [rows, columns]`` the entries at its ``indices [rows, k]``, int32 or int64.
 
         In the dtype of ``x``; 0 for an index that is no column.
         """
 
-    @function("y", y="real [r k]", indices="integer [r k]")
+    @function("y", before="y indices", y="real [r k]", indices="integer [r k]")
     def prim_put_along(self, y: Tensor, indices: Tensor, columns: Size) -> Any:
         """The gradient of ``prim_take_along``: ``x[r, c]`` is the sum of those ``y[r, k]`` of which ``indices[r, k]`` is ``c``.
 

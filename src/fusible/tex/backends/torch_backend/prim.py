@@ -15,7 +15,7 @@ from fusible.tex.backends.torch_backend.random import words
 from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.formulas.prim import PrimFormulas
 from fusible.tex.interface.arguments import DTypeLike
-from fusible.tex.protocol import accumulator, check_shape, to_torch
+from fusible.tex.protocol import accumulator, to_torch
 
 __all__ = ["PrimKernels"]
 
@@ -56,8 +56,7 @@ class PrimKernels(TorchKernels, PrimFormulas):
         return x.gather(1, indices.long().masked_fill(~inside, 0)).masked_fill_(~inside, 0) if x.shape[1] else x.new_zeros(indices.shape)
 
     def prim_put_along(self, y: Tensor, indices: Tensor, columns: int) -> Any:
-        check_shape(indices, y.shape, "indices of prim.put_along")
-        places = indices.long().masked_fill((indices < 0) | (indices > columns), columns)  # the last column takes what has none
+        places = indices.long().clamp(max=columns).masked_fill(indices < 0, columns)  # the last column takes what has none
         whole = wide(y).new_zeros((y.shape[0], columns + 1)).scatter_add_(1, places, wide(y))
         return whole[:, :columns].to(y.dtype, memory_format=torch.contiguous_format)
 
