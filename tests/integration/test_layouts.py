@@ -1,4 +1,8 @@
-"""A model that two and four processes share, against the same model in one: losses, gradients, parameters, and what is sent."""
+"""A model that two and four processes share, against the same model in one: losses, gradients, parameters, and what is sent.
+
+Four processes on two cores take four minutes: those are left to ``make test-all``, and every run has four in ``test_train_ranks`` and
+``test_layout_memory``.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +84,10 @@ def name_of(layout: Layout, recipe: str) -> str:
     return " ".join([*(f"{name}{size}" for name, size in dimensions), way, *(["rows"] * sequence), *(["blocks"] * by_block), recipe])
 
 
-@pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size} processes")
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(size, marks=pytest.mark.slow if size > 2 else (), id=f"{size} processes") for size in SIZES],
+)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What each process says of every job: one start of the processes for all tests."""
     size: int = request.param
