@@ -15,6 +15,7 @@ from fusible.errors import ArgumentError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
+from fusible.tex.backends.torch_backend.swizzle import _swizzled_group, _swizzled_there
 from fusible.tex.calls.grouped import layout_of_grouped
 from fusible.tex.formats import MXFP8, NVFP4
 
@@ -260,3 +261,19 @@ def test_discrete_weights_get_pointers(runner: Runner, kind: str) -> None:
         runner(function, data_tensors=data, scale_tensors=plain, swizzle_type="mxfp8", device="cpu")
     with pytest.raises(ArgumentError, match="lists of equal length"):
         runner(function, data_tensors=data[:1], scale_tensors=plain, swizzle_type=kind, device="cpu")
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+@pytest.mark.parametrize("form", [MXFP8, NVFP4])
+@pytest.mark.parametrize("rows", [[160, 32, 0, 256], [0, 0, 32], [128], [32, 96]])
+def test_on_a_device_members_are_ordered_as_where_their_rows_are_read(rows: list[int], form: Any, beyond: int) -> None:
+    """There is no device here: what runs there is called on the CPU, against what runs on the CPU."""
+    columns = 96
+    (_, width), (_, width_used) = (f((sum(rows), columns), False, False) for f in (form.scale_shape, form.used_scales))
+    height = sum(form.scale_shape((n, columns), False, False)[0] for n in rows) + 128 * beyond
+    plain, quantizer = scales(height, width), MXFP8Quantizer(DType.kFloat8E4M3) if form is MXFP8 else NVFP4Quantizer()
+    group = SimpleNamespace(
+        quantizer=quantizer, num_tensors=len(rows), logical_shape=(sum(rows), columns), first_dims=torch.tensor(rows), last_dims=None, shapes=None,
+        tensor_shapes=None, fake_dtype=torch.bfloat16, tensor_offsets=None, rowwise_data=None, columnwise_data=None,
+    )  # fmt: skip
+    assert torch.equal(_swizzled_there(plain, width_used, group.first_dims), _swizzled_group(group, plain, False))

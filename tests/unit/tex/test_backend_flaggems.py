@@ -18,7 +18,7 @@ from fusible.conformance import Verdict, check_backend
 from fusible.tex import NVTE_Mask_Type, NVTE_QKV_Layout
 from fusible.tex.backends import flaggems
 from fusible.tex.backends.flaggems import activation
-from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.interface.declare import DECLARATIONS, Request
 from fusible.tex.selection.registry import registry
 
 CALLED: list[str] = []
@@ -202,6 +202,16 @@ def test_it_comes_first_and_leaves_the_rest_to_others(gems: Any) -> None:
     assert "gives the dtype of its input" in others["flaggems"]
     assert tex.explain("relu", x, None).backend != "flaggems"  # its kernel drops NaN
     assert "serves tensors on cpu" in dict(tex.explain("rmsnorm_fwd", x.to("meta"), *call[1:], torch.float32, 0, False).others)["flaggems"]
+
+
+def test_what_was_seen_to_differ_on_nvidias_gpus_is_refused_there(gems: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = registry.find("flaggems")
+    for device, refused in (("cpu", False), ("cuda", True)):
+        monkeypatch.setattr(gems, "device", device)
+        plain = (device, torch.float32)
+        norm = Request("rmsnorm_fwd", (("input", plain), ("weight", plain), ("quantizer", None), ("otype", torch.float32)))
+        assert ("on an NVIDIA GPU" in (backend.supports(norm) or "")) == refused
+        assert backend.supports(Request("gelu", (("input", plain), ("quantizer", None)))) is None
 
 
 def refusal(function: str, *arguments: Any) -> str:

@@ -205,9 +205,11 @@ def test_a_tensor_with_gaps_crosses_as_a_copy_and_what_was_written_comes_back(na
     assert tex.dgelu(shown, X[:, :1].expand(16, 32), None) == [True, True] and torch.equal(shown, X)
 
 
-def fp8(x: torch.Tensor) -> Any:
+def fp8(x: torch.Tensor, bare: bool = False) -> Any:
+    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3)
+    quantizer.internal = bare  # as operands of a pipeline are: no tensors of torch
     with tex.set_backend("torch"):
-        return tex.quantize(x, Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3))
+        return tex.quantize(x, quantizer)
 
 
 def multiplied(A: Any, B: Any, bias: Any = None, workspace: Any = None, trans_b: bool = False, grad: bool = False) -> Any:
@@ -226,6 +228,14 @@ def test_products_are_given_memory_to_work_in(native: Native, monkeypatch: pytes
     own = torch.empty(1024, dtype=torch.uint8)
     found = multiplied(A, A, workspace=own)
     assert found[0] is own and found[1] == 1024
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_products_that_it_takes_are_its_own(alone: Native, monkeypatch: pytest.MonkeyPatch, bare: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(device=torch.device("cpu"), cuda_stream=0))
+    alone.generic_gemm = lambda *args: ["native"]  # type: ignore[attr-defined]
+    A = fp8(X, bare)
+    assert multiplied(A, A) == ["native"]
 
 
 def test_products_that_it_does_not_take_are_left_to_others(alone: Native) -> None:

@@ -29,22 +29,21 @@ _QUANTIZERS = ("quantizer", "quantizer_list", "o_quantizer", "dqkv_quantizer")
 
 
 @functools.cache
-def _workspace(device: torch.device, stream: int) -> torch.Tensor:
-    """Memory for the products of one stream: cuBLAS asks for 32 MiB on GPUs from capability 9.0 on, as NVIDIA's Python package gives it."""
+def _workspace(device: torch.device, stream: int, place: int) -> torch.Tensor:
+    """Memory for the products of one stream: cuBLAS asks for 32 MiB on GPUs from capability 9.0 on, as NVIDIA's Python package gives it. ``place``:
+    among those that one call of many products works in at once."""
     return torch.empty((1 << 25) + 1024, dtype=torch.uint8, device=device)
 
 
-def _with_workspace(name: str, arguments: dict[str, Any], native: ModuleType) -> None:
+def _with_workspace(arguments: dict[str, Any], native: ModuleType) -> None:
     """Give a product the memory that it works in, where the caller left that to the backend."""
-    if arguments.get("workspace", ...) is None:
+    given = arguments.get("workspace", ...)
+    if given is None or given == []:
         stream = torch.cuda.current_stream()
-        arguments["workspace"] = _workspace(stream.device, stream.cuda_stream)
-        arguments["workspace_size"] = arguments["workspace"].numel()
-    elif arguments.get("workspace", ...) == []:
-        stream = torch.cuda.current_stream()
-        count = native.get_num_cublas_streams()
-        arguments["workspace"] = [_workspace(stream.device, -1 - i) for i in range(count)]
-        arguments["workspaceSize"] = arguments["workspace"][0].numel()
+        places = range(1 if given is None else native.get_num_cublas_streams())
+        each = [_workspace(stream.device, stream.cuda_stream, place) for place in places]
+        size = "workspace_size" if given is None else "workspaceSize"
+        arguments.update({"workspace": each[0] if given is None else each, size: each[0].numel()})
     if arguments.get("bias_type", ...) is None:
         arguments["bias_type"] = DType.kBFloat16  # read where there is a bias
 
@@ -62,7 +61,7 @@ def _forwarding(declaration: Declaration) -> Callable[..., Any]:
         bound.apply_defaults()
         if not is_aside(self._native) and out_of_reach(declaration.name, bound.arguments, quantizer):
             return hand_over(self, declaration.name, *bound.args, **bound.kwargs)
-        _with_workspace(declaration.name, bound.arguments, self.native())
+        _with_workspace(bound.arguments, self.native())
         for name, value in bound.arguments.items():
             bound.arguments[name] = crossing.enter(value, declaration.name, name)
         return crossing.leave(function(*bound.args, **bound.kwargs), quantizer)
@@ -73,7 +72,8 @@ def _forwarding(declaration: Declaration) -> Callable[..., Any]:
 
 @registry.register_backend
 class NvidiaBackend(TEXBackendBase):
-    """Every function that the native library has; its own errors for what it does not take."""
+    """What of the native library gives the interface's results (``limits``), and all that no other backend has; its own errors for what it does not
+    take."""
 
     NAME = "nvidia"
     VENDOR = "NVIDIA"

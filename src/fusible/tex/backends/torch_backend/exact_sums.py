@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +13,10 @@ from fusible.locks import Lock
 
 __all__ = ["exact_sums"]
 
+_MATMUL: Any = torch.backends.cuda.matmul
+
 _SWITCHES = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+"""Of ``torch.backends.cuda.matmul``. Beside each stands whether a product may be cut along what it contracts, which is set together with it."""
 
 
 class _ExactSums:
@@ -20,27 +24,28 @@ class _ExactSums:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._state: tuple[int, tuple[Any, ...]] = (0, (True, True))
+        self._state: tuple[int, tuple[tuple[bool, bool], ...]] = (0, ())
         """How many are within, and the switches as they were before."""
 
     def __enter__(self) -> None:
         with self._lock:
             within, former = self._state
             if not within:
-                former = tuple(getattr(torch.backends.cuda.matmul, name) for name in _SWITCHES)
-                self._set((False, False))
+                former = tuple((getattr(_MATMUL, name), getattr(_MATMUL, f"{name}_split_k")) for name in _SWITCHES)
+                _set((False, cut) for _, cut in former)
             self._state = (within + 1, former)
 
     def __exit__(self, *_: Any) -> None:
         with self._lock:
             within, former = self._state
             if within == 1:
-                self._set(former)
+                _set(former)
             self._state = (within - 1, former)
 
-    def _set(self, values: tuple[Any, ...]) -> None:
-        for name, value in zip(_SWITCHES, values, strict=True):
-            setattr(torch.backends.cuda.matmul, name, value)
+
+def _set(values: Iterable[tuple[bool, bool]]) -> None:
+    for name, value in zip(_SWITCHES, values, strict=True):
+        setattr(_MATMUL, name, value)
 
 
 _OFF, _AS_IT_IS = _ExactSums(), nullcontext()
