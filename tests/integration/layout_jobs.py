@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import layout_models as models
@@ -22,11 +23,12 @@ from torch.distributed.tensor import DTensor
 
 import fusible
 from fusible.compute_pipeline import messages_of
-from fusible.distributed import gather_stages, gather_tensors, local_batch, materialize, parallelize, split_stages
-from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError
+from fusible.distributed import gather_stages, gather_tensors, load_sharded, local_batch, materialize, parallelize, save_sharded, split_stages
+from fusible.errors import ArgumentError, CheckpointError, DTypeError, FusibleError, NotServedError, ShapeError
 from fusible.pytorch import ops as te_ops
 from fusible.pytorch.engine.autocast import current_autocast
 from fusible.pytorch.engine.shares import gradient_sums
+from fusible.quantized import Recipe
 from fusible.tex.backends.torch_backend import collectives
 
 Result = dict[str, Any]
@@ -269,6 +271,87 @@ def checkpoints_of_pytorch(folder: str, rank: int) -> None:
     read.load_state_dict(state)
     for (name, p), q in zip(saved.named_parameters(), read.parameters(), strict=True):
         assert torch.equal(models.whole(p), models.whole(q)), name
+
+
+def _laid_out(layout: Dimensions, kind: str, seed: int) -> models.GPT:
+    torch.manual_seed(seed)
+    gpt = models.GPT(kind)
+    if not layout:
+        return gpt
+    mesh = mesh_of(*layout)
+    parallelize(gpt, mesh)
+    if mesh.mesh_dim_names[0] == "dp_shard":
+        fully_shard(gpt, mesh=mesh["dp_shard"])
+    return gpt
+
+
+def _moments_of(gpt: models.GPT, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
+    return {kind: {name: optimizer.state[p][kind] for name, p in gpt.named_parameters()} for kind in ("step", "exp_avg", "exp_avg_sq")}
+
+
+def _with_moments(gpt: models.GPT, seed: int, recipe: Recipe | None = None) -> tuple[models.GPT, dict[str, dict[str, torch.Tensor]]]:
+    """After a step that gives every element of the parameters and moments a value of its own."""
+    optimizer = torch.optim.AdamW(gpt.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randint(0, models.VOCABULARY, (models.BATCH, models.TOKENS), generator=generator)
+    with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+        gpt(text).square().mean().backward()
+    optimizer.step()
+    return gpt, _moments_of(gpt, optimizer)
+
+
+def _everything(gpt: models.GPT, moments: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    kinds = {"": gpt.state_dict(), **{f".{kind}": held for kind, held in moments.items()}}
+    return {f"{name}{kind}": whole for kind, held in kinds.items() for name, whole in gather_tensors(gpt, held).items()}
+
+
+def shards_of_every_layout(folder: str, rank: int) -> None:
+    """What a layout has saved every other loads to the bit: parameters, scales (into models that have none yet) and moments. No process has written
+    more than its share of the bytes, but for rounding; and torch's own reader puts the same together in one process."""
+    size = dist.get_world_size()
+    layouts: list[Dimensions] = [(), (("tp", size),), (("dp_shard", size),)]
+    layouts += [(("dp_shard", 2), ("tp", 2))] if size == 4 else []
+    for kind in ("mha", "gqa"):
+        for number, of in enumerate(layouts):
+            saved, moments = _with_moments(_laid_out(of, kind, number), number, fusible.DelayedScaling())
+            wanted = _everything(saved, moments)
+            path = Path(folder) / f"{size} {kind} {number}"
+            written = save_sharded(path, saved, saved.state_dict(), moments)
+            own = sum((path / name).stat().st_size for name in written)
+            whole = sum(tensor.nbytes for tensor in wanted.values())
+            assert own <= 1.2 * whole / size + 2**16, f"{own} of {whole} bytes"
+            dist.barrier()
+            for into in layouts:
+                read, others = _with_moments(_laid_out(into, kind, 10), 10)
+                state = read.state_dict()
+                load_sharded(path, read, state, others)
+                read.load_state_dict(state)
+                found = _everything(read, others)
+                assert found.keys() == wanted.keys()
+                differ = [name for name, tensor in wanted.items() if not torch.equal(found[name], tensor)]
+                assert not differ, f"{of} into {into}: {differ}"
+            plain = {name: torch.empty_like(tensor) for name, tensor in wanted.items()}
+            dcp.load(plain, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
+            assert all(torch.equal(plain[name], tensor) for name, tensor in wanted.items())
+    _shards_that_do_not_fit(path, *_with_moments(_laid_out((), kind, 10), 10))
+
+
+def _shards_that_do_not_fit(path: Path, model: models.GPT, moments: dict[str, dict[str, torch.Tensor]]) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(
+        CheckpointError, match=r"the shards in .*: expected the tensor embedding.weight.other, got none; load what was saved of this model"
+    ):
+        load_sharded(path, model, model.state_dict(), {"other": moments["exp_avg"]})
+    with pytest.raises(CheckpointError, match=r"body.4.bias in .*: expected \[3\], got \[64\]; load what was saved of this model"):
+        load_sharded(path, model, {"body.4.bias": torch.zeros(3)})
+    shard = min(path.iterdir())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shard.rename(f"{shard}.lost")
+    dist.barrier()
+    with pytest.raises(CheckpointError, match=r"expected all of it, got \d+ elements less; use a whole checkpoint|expected the tensor .*, got none"):
+        load_sharded(path, model, model.state_dict(), moments)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), "a refused call has read something"
 
 
 def stages_have_what_their_model_had(rank: int) -> None:

@@ -97,7 +97,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if of == size
     ]
     more += [(f"{dimensions} {cuts} {r}", jobs.staged, (dimensions, cuts, r)) for of, dimensions, cuts, r in IN_STAGES if of == size]
-    more.append(("checkpoints", jobs.checkpoints_of_pytorch, (str(tmp_path_factory.mktemp("saved")),)))
+    saved = str(tmp_path_factory.mktemp("saved"))
+    more += [("checkpoints", jobs.checkpoints_of_pytorch, (saved,)), ("shards", jobs.shards_of_every_layout, (saved,))]
     return run_jobs_once(tmp_path_factory, f"layouts{size}", [*JOBS, *more], size)
 
 
@@ -187,6 +188,10 @@ def test_in_every_process(results: Results, job: Any) -> None:
 
 def test_checkpoints_of_pytorch_hold_the_shares(results: Results) -> None:
     check(results, "checkpoints")
+
+
+def test_what_a_layout_has_saved_every_other_loads(results: Results) -> None:
+    check(results, "shards")
 
 
 @pytest.mark.parametrize(("way", "causal"), CONTEXT)

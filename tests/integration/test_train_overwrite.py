@@ -13,6 +13,7 @@ import pytest
 
 from fusible.cli import main
 from fusible.cli.training import layout
+from fusible.cli.training.checkpoint import CHECKPOINT_FILES
 from fusible.cli.training.layout import load_runs
 
 SIZE = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 32".split()
@@ -54,7 +55,7 @@ def test_a_run_is_refused_where_another_lies(out: Path, capsys: pytest.CaptureFi
     assert content(out) == before
 
 
-@pytest.mark.parametrize("name", layout.CHECKPOINT_FILES + layout.REPORT_FILES)
+@pytest.mark.parametrize("name", CHECKPOINT_FILES + layout.REPORT_FILES)
 def test_one_file_of_a_run_is_a_run(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"something of somebody's")
     assert train("--steps", "1", "--out", str(tmp_path)) == 2
@@ -73,7 +74,7 @@ def test_a_run_that_goes_on_elsewhere_is_refused_there_too(out: Path, former: tu
 def test_what_is_written_over_leaves_nothing(out: Path, recipe: str) -> None:
     assert train("--steps", "1", "--recipe", recipe, "--out", str(out), "--overwrite") == 0
     places = [""] if "," not in recipe else [f"{name}/" for name in recipe.split(",")]
-    files = [place + name for place in places for name in layout.CHECKPOINT_FILES]
+    files = [place + name for place in places for name in CHECKPOINT_FILES]
     assert sorted(content(out)) == sorted([*files, *REPORTS])
     options, checkpoints = load_runs(out)
     assert options.recipes == tuple(recipe.split(",")) == tuple(checkpoints)
@@ -122,7 +123,7 @@ def test_the_former_run_is_whole_until_the_new_one_is(out: Path, former: tuple[P
 def test_a_recipe_that_is_not_there_yet_starts_when_the_others_go_on(former: tuple[Path, str], out: Path) -> None:
     if former[1] != SEVERAL:
         pytest.skip("of several recipes")
-    for name in layout.CHECKPOINT_FILES:
+    for name in CHECKPOINT_FILES:
         (out / "fp32" / name).unlink()
     assert main(["train", "--resume", str(out)]) == 0
     assert set(load_runs(out)[1]) == {"bf16", "fp32"}

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from forked_ranks import Launcher
-from safetensors.torch import load_file
 
 from fusible.cli.training.layout import load_runs
 
@@ -69,13 +68,15 @@ def runs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def saved(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of each file of the checkpoints in ``folder``."""
-    return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.glob("*/*.safetensors"))}
+    """The tensors of the checkpoint of each recipe in ``folder``."""
+    return {recipe: {**checkpoint.model, **checkpoint.state} for recipe, checkpoint in load_runs(folder)[1].items()}
 
 
 def same(found: dict[str, dict[str, torch.Tensor]], wanted: dict[str, dict[str, torch.Tensor]]) -> bool:
     """To the bit."""
-    return all(torch.equal(tensor, wanted[path][name]) for path in found for name, tensor in (found[path] | wanted[path]).items())
+    names = {recipe: tensors.keys() for recipe, tensors in wanted.items()}
+    assert {recipe: tensors.keys() for recipe, tensors in found.items()} == names
+    return all(torch.equal(tensor, wanted[recipe][name]) for recipe in found for name, tensor in found[recipe].items())
 
 
 @pytest.fixture(scope="module")
@@ -151,12 +152,12 @@ def test_in_stages_it_is_one_process(one_process: Callable[[int], Path], layout:
     nbytes = windows * (32 if layout == "stages x tokens" else 64) * 64 * 4
     assert plan.count("stage 2 of 2") == 2 and f"between stages: {nbytes:,} bytes of y" in plan
     tensors, others = saved(tmp_path / "out"), saved(one_process(steps))
-    assert {path: held.keys() for path, held in tensors.items()} == {path: held.keys() for path, held in others.items()}
-    for path, held in others.items():
+    assert {recipe: held.keys() for recipe, held in tensors.items()} == {recipe: held.keys() for recipe, held in others.items()}
+    for recipe, held in others.items():
         for name, tensor in held.items():
-            assert tensors[path][name].shape == tensor.shape, name
-            if path.startswith("fp32") and tensor.is_floating_point():
-                assert (tensors[path][name] - tensor).norm() <= 1e-5 * tensor.norm(), name
+            assert tensors[recipe][name].shape == tensor.shape, name
+            if recipe == "fp32" and tensor.is_floating_point():
+                assert (tensors[recipe][name] - tensor).norm() <= 1e-5 * tensor.norm(), name
 
 
 def test_experts_that_processes_share_out_are_those_of_one(tmp_path: Path) -> None:
@@ -285,26 +286,30 @@ def test_a_loss_that_is_not_finite_ends_all_and_says_where(own: list[str], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("place", "call", "name", "saved"),
-    [("trainer.Trainer._step", 2, "model.safetensors", 1), ("job.write_reports", 1, "loss.png", 2)],
-    ids=["a checkpoint", "the reports"],
+    ("rank", "place", "call", "name", "saved"),
+    [
+        (0, "trainer.Trainer._step", 2, "a shard in {}/.saving", 1),
+        (1, "trainer.Trainer._step", 2, "a shard in {}/.saving", 1),
+        (0, "job.write_reports", 1, "loss.png in {}", 2),
+    ],
+    ids=["a checkpoint, the first", "a checkpoint, the second", "the reports"],
 )
-def test_a_disk_that_is_full_for_one_ends_all_with_its_reason(place: str, call: int, name: str, saved: int, tmp_path: Path) -> None:
-    """The first process saves, at first with room for it. The others would wait for it in the next step, or end as if all were well."""
+def test_a_disk_that_is_full_for_one_ends_all_with_its_reason(rank: int, place: str, call: int, name: str, saved: int, tmp_path: Path) -> None:
+    """At first there is room. The others would wait for it in the next step, or end as if all were well."""
     code = (
         "import os, resource\nfrom fusible.cli.training import job, trainer\n"
         f"last, calls = {place}, []\n"
         "def with_little_room(*args):\n"
         "    calls.append(args)\n"
-        f"    if os.environ['RANK'] == '0' and len(calls) == {call}:\n"
+        f"    if os.environ['RANK'] == '{rank}' and len(calls) == {call}:\n"
         "        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))\n"
         "    return last(*args)\n"
         f"{place} = with_little_room"
     )
     own = ["--out", "a", "--recipe", "fp32", "--save-every", "1"]
-    first, second = ranks(tmp_path, own, own, code=code)
-    reason = f"{name} in {tmp_path / 'a'}: expected room and permission to write, got File too large; make room there, or name another folder.\n"
-    assert first == (2, reason) and second == (2, f"rank 1: as rank 0 says, {reason}")
+    reason = f"{name.format(tmp_path / 'a')}: expected room and permission to write, got File too large; make room there, or name another folder.\n"
+    said = [reason if each == rank else f"as rank {rank} says, {reason}" for each in range(2)]
+    assert ranks(tmp_path, own, own, code=code) == [(2, said[0]), (2, f"rank 1: {said[1]}")]
     assert load_runs(tmp_path / "a")[1]["fp32"].record.step == saved and not list(tmp_path.rglob(".sav*"))
 
 

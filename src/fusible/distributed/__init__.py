@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusible.distributed.batch import *
+from fusible.distributed.checkpoint import *
 from fusible.distributed.initialization import *
 from fusible.distributed.parallelize import *
 from fusible.distributed.stages import *

@@ -22,12 +22,8 @@ def gather_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dic
     themselves, gradients, moments of an optimizer, or a state dict. What is no ``DTensor`` is taken as it is; of numbers, the first part's; of
     scaling states the amaxes that have not entered a scale yet are the largest of all processes'. Every process of the model calls it, for they
     exchange what they have; each gets all."""
-    left = {name: _whole(tensor) for name, tensor in tensors.items()}
-    for prefix, module in model.named_modules():
-        if isinstance(module, BaseModule) and module.amax_group is not None:
-            begin = f"{prefix}.{SCALING_STATES}." if prefix else f"{SCALING_STATES}."
-            left.update({name: with_largest_amaxes(left[name], module.amax_group) for name in left if name.startswith(begin)})
-    for whole, parts in _divisions(model).items():
+    left = {name: _whole(tensor) for name, tensor in with_states_of_all(model, tensors).items()}
+    for whole, parts in divisions(model).items():
         if parts[0] in left:
             values = [left.pop(part) for part in parts]
             left[whole] = torch.cat(values) if values[0].ndim else values[0]
@@ -38,11 +34,21 @@ def shard_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
     """The inverse of ``gather_tensors``, for a model that may be laid out otherwise: by the names of its parameters what this process has of
     ``tensors``, laid out as they are. Tensors of no parameter, and numbers of one, are taken as they are. Nothing is sent."""
     own, left = dict(model.named_parameters()), dict(tensors)
-    for whole, parts in _divisions(model).items():
+    for whole, parts in divisions(model).items():
         if whole in left:
             value, sizes = left.pop(whole), [own[part].shape[0] for part in parts]
             left.update(zip(parts, value.split(sizes) if value.ndim else [value.clone() for _ in parts], strict=True))
     return {name: _like(own.get(name), tensor) for name, tensor in left.items()}
+
+
+def with_states_of_all(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``tensors``, with the scaling states among them as of all processes: of the amaxes that have not entered a scale yet, the largest."""
+    found = dict(tensors)
+    for prefix, module in model.named_modules():
+        if isinstance(module, BaseModule) and module.amax_group is not None:
+            begin = f"{prefix}.{SCALING_STATES}." if prefix else f"{SCALING_STATES}."
+            found.update({name: with_largest_amaxes(found[name], module.amax_group) for name in found if name.startswith(begin)})
+    return found
 
 
 def check_untied(model: nn.Module, of: str) -> None:
@@ -71,7 +77,7 @@ def whole_shapes(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]
     return found
 
 
-def _divisions(model: nn.Module) -> dict[str, list[str]]:
+def divisions(model: nn.Module) -> dict[str, list[str]]:
     """By the name of a parameter that is held in parts, the names of these, in order."""
     found: dict[str, list[str]] = {}
     for prefix, module in model.named_modules():

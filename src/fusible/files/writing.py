@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["locate", "make_folder", "replace_file", "replace_files"]
+__all__ = ["Replacement", "locate", "make_folder", "refused", "replace_file", "replace_files"]
 
 _SAVING, _SAVED = ".saving", ".saved"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,25 +37,54 @@ def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
     Raises ``FileError`` where that cannot be done; what was there is valid still.
     """
-    make_folder(folder)
-    saving = folder / _SAVING
-    with _telling(folder, next(iter(contents), "")):
-        _finish(folder)
-        shutil.rmtree(saving, ignore_errors=True)
-        saving.mkdir()
+    replacement = Replacement(folder, next(iter(contents), ""))
     try:
-        for name, content in contents.items():
-            with _telling(folder, name):
-                _write(saving / name, content)
-        with _telling(folder, *contents):
-            _flush(saving)
-            os.rename(saving, folder / _SAVED)
+        replacement.complete(contents)
     except BaseException:
-        shutil.rmtree(saving, ignore_errors=True)
+        replacement.abandon()
         raise
-    with _telling(folder, *contents):
-        _flush(folder)
-        _finish(folder)
+
+
+class Replacement:
+    """New files for ``folder``, all or none. They are written into ``saving``, by whom ever, and ``complete`` makes them valid.
+
+    What was there is valid until then; ``abandon`` leaves it so. ``folder`` is made where it is missing. Raises ``FileError`` where the system
+    refuses, at the beginning one about the file ``first``.
+    """
+
+    def __init__(self, folder: Path, first: str) -> None:
+        self.folder, self.saving = folder, self.place(folder)
+        make_folder(folder)
+        with _telling(folder, first):
+            _finish(folder)
+            shutil.rmtree(self.saving, ignore_errors=True)
+            self.saving.mkdir()
+
+    @staticmethod
+    def place(folder: Path) -> Path:
+        """Where new files for ``folder`` are written, by other processes too."""
+        return folder / _SAVING
+
+    @staticmethod
+    def places(folder: Path) -> tuple[Path, Path]:
+        """Where valid files of ``folder`` are: ``locate`` finds one in the first, or else in the second."""
+        return folder / _SAVED, folder
+
+    def complete(self, contents: Mapping[str, bytes]) -> None:
+        """Write the last files (by name), and put all in their places."""
+        for name, content in contents.items():
+            with _telling(self.folder, name):
+                _write(self.saving / name, content)
+        with _telling(self.folder, *contents):
+            _flush(self.saving)
+            os.rename(self.saving, self.folder / _SAVED)
+        with _telling(self.folder, *contents):
+            _flush(self.folder)
+            _finish(self.folder)
+
+    def abandon(self) -> None:
+        """Remove what has been written, unless it is complete."""
+        shutil.rmtree(self.saving, ignore_errors=True)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -86,7 +115,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _refused(error, f"the folder {folder}") from error
+        raise refused(error, f"the folder {folder}") from error
 
 
 def locate(folder: Path, name: str) -> Path:
@@ -179,10 +208,11 @@ def _telling(folder: Path, *names: str) -> Iterator[None]:
     except FileError:
         raise
     except OSError as error:
-        raise _refused(error, f"{' and '.join(names)} in {folder.absolute()}") from error
+        raise refused(error, f"{' and '.join(names)} in {folder.absolute()}") from error
 
 
-def _refused(error: OSError, of: str) -> FileError:
+def refused(error: OSError, of: str) -> FileError:
+    """What to raise for an error of the system while ``of`` is written."""
     do = "make room there, or name another folder" if error.errno in _FULL else "name a folder that can be written"
     told = FileError(expected("room and permission to write", of=of, got=error.strerror or str(error), do=do))
     told.errno = error.errno

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
-from fusible.cli.training.checkpoint import Checkpoint, _seal, load_checkpoint, save_checkpoint
+from fusible.cli.training.checkpoint import Checkpoint, _fingerprint, _seal, load_checkpoint, save_checkpoint
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.text import Text, read_text
 from fusible.cli.training.trainer import Trainer
@@ -120,6 +120,90 @@ def reseal(folder: Path, **changes: object) -> None:
 def test_a_sealed_manifest_of_something_else_is_refused(folder: Path, changes: dict) -> None:
     reseal(folder, **changes)
     with pytest.raises(CheckpointError):
+        load_checkpoint(folder)
+
+
+Shard = tuple[dict[str, torch.Tensor], dict[str, dict[str, list[int]]]]
+"""The tensors of a file, and where they begin in whole ones."""
+
+
+def shards_of(tensors: dict[str, torch.Tensor]) -> list[Shard]:
+    """The first file has the first row of each tensor, or a number; the second the others."""
+    shards: list[Shard] = [({}, {}), ({}, {})]
+    for name, tensor in tensors.items():
+        for (held, places), first, part in zip(shards, (0, 1), (tensor[:1], tensor[1:]) if tensor.ndim else (tensor,), strict=False):
+            if part.numel():
+                held[name], places[name] = part.contiguous(), {"saved_offsets": [first, *[0] * (tensor.ndim - 1)] if tensor.ndim else []}
+    return shards
+
+
+def write_shards(folder: Path, shards: list[Shard]) -> None:
+    """In the place of ``model.safetensors``, with right digests."""
+    files = {"state.safetensors": json.loads((folder / "state.json").read_text())["files"]["state.safetensors"]}
+    (folder / "model.safetensors").unlink()
+    for number, (held, places) in enumerate(shards, 1):
+        name = f"shard-{number:05d}-model-00001-of-00001.safetensors"
+        (folder / name).write_bytes(content := save(held, {"DCP_SHARDING_INFO": json.dumps(places)}))
+        files[name] = _fingerprint(content)
+    reseal(folder, files=files)
+
+
+def test_shards_of_several_processes_are_put_together(folder: Path) -> None:
+    wanted = load_checkpoint(folder)
+    write_shards(folder, shards_of(dict(wanted.model)))
+    found = load_checkpoint(folder)
+    for name in ("model", "state"):
+        assert set(getattr(found, name)) == set(getattr(wanted, name))
+        assert all(torch.equal(tensor, getattr(wanted, name)[key]) for key, tensor in getattr(found, name).items())
+
+
+def no_places(shards: list[Shard]) -> None:
+    shards[1][1].clear()
+
+
+def another_dtype(shards: list[Shard]) -> None:
+    shards[1][0]["embedding.weight"] = shards[1][0]["embedding.weight"].double()
+
+
+def before_the_beginning(shards: list[Shard]) -> None:
+    shards[1][1]["embedding.weight"]["saved_offsets"][0] = -1
+
+
+def far_away(shards: list[Shard]) -> None:
+    shards[1][1]["embedding.weight"]["saved_offsets"][0] = 2**40
+
+
+def of_another_dimension(shards: list[Shard]) -> None:
+    shards[1][1]["embedding.weight"]["saved_offsets"].append(0)
+
+
+def missing(shards: list[Shard]) -> None:
+    del shards[0][0]["embedding.weight"], shards[0][1]["embedding.weight"]
+
+
+def flat(shards: list[Shard]) -> None:
+    shards[1][0]["embedding.weight"] = shards[1][0]["embedding.weight"].flatten()
+    shards[1][1]["embedding.weight"] = {"saved_offsets": [8]}
+
+
+@pytest.mark.parametrize(
+    "damage", [no_places, another_dtype, before_the_beginning, far_away, of_another_dimension, missing, flat], ids=lambda function: function.__name__
+)
+def test_shards_that_do_not_make_whole_tensors_are_refused(folder: Path, damage: Callable[[list[Shard]], None]) -> None:
+    shards = shards_of(dict(load_checkpoint(folder).model))
+    damage(shards)
+    write_shards(folder, shards)
+    with pytest.raises(
+        CheckpointError, match=r"^.*: expected (a place for each tensor|pieces of one tensor|all of it), got .*; use an intact checkpoint"
+    ):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["../shard-00001-model-00001-of-00001.safetensors", "model.safetensors.bak", "shard-1.safetensors"])
+def test_files_of_other_names_are_none_of_a_checkpoint(folder: Path, name: str) -> None:
+    files = json.loads((folder / "state.json").read_text())["files"]
+    reseal(folder, files={"state.safetensors": files["state.safetensors"], name: files["model.safetensors"]})
+    with pytest.raises(CheckpointError, match="another files"):
         load_checkpoint(folder)
 
 

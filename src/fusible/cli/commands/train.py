@@ -19,7 +19,8 @@ files in DIR:
   loss.png           the losses of all recipes
   pipeline.txt       the fused passes and the type on every edge, for each recipe
   model.safetensors  the weights, and state.safetensors and state.json with them all that is needed to resume bit-exactly;
-                     with several recipes these three are in one folder per recipe, DIR/<recipe>/
+                     several processes each write shard-<n>-... in the place of model.safetensors, of weights and optimizer;
+                     with several recipes all of these are in one folder per recipe, DIR/<recipe>/
 
 Ctrl-C saves and stops; --resume DIR goes on from there. The learning rate follows --decay-steps and not --steps, so a run that
 is resumed up to step N is bit for bit the run that went to N at once; for long runs give both."""

@@ -1,5 +1,8 @@
 """A checkpoint of a run: ``model.safetensors``, ``state.safetensors`` and ``state.json``, and nothing that is unpickled.
 
+Several processes write shards of the parameters and moments in the place of ``model.safetensors``, each its own, by ``torch.distributed.checkpoint``.
+Whoever loads them, on whichever processes, sees no difference.
+
 ``state.json`` holds the options, the losses so far, and of the other files their sizes and SHA-256; its own last entry is the SHA-256 of the
 rest. So a file that is missing, cut short, altered or of another save is recognized before anything of it is used.
 """
@@ -8,24 +11,45 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from torch import nn
 
 from fusible.cli.training.memory import parameter_count
 from fusible.cli.training.options import MAX_STEPS, RECIPES, TrainOptions
 from fusible.cli.training.record import Record
+from fusible.distributed import save_sharded
 from fusible.errors import CheckpointError, expected
-from fusible.files import locate, parse_json, read_file, replace_files
+from fusible.files import Replacement, locate, parse_json, read_file, replace_files
 
-__all__ = ["CHECKPOINT_FILES", "Checkpoint", "Manifest", "has_checkpoint", "load_checkpoint", "read_manifest", "save_checkpoint"]
+if TYPE_CHECKING:
+    from fusible.cli.training.ranks import Ranks
+
+__all__ = [
+    "CHECKPOINT_FILES",
+    "MOMENT_KINDS",
+    "RNG_STATE",
+    "Checkpoint",
+    "Manifest",
+    "Shards",
+    "files_of_checkpoints",
+    "has_checkpoint",
+    "load_checkpoint",
+    "read_manifest",
+    "save_checkpoint",
+    "save_shards",
+]
 
 _MODEL, _STATE, _MANIFEST = CHECKPOINT_FILES = ("model.safetensors", "state.safetensors", "state.json")
 _FORMAT = {"format": "fusible train", "version": 1}
@@ -33,13 +57,29 @@ _SEAL = "sha256"
 _MANIFEST_LIMIT = 2**20 + 32 * MAX_STEPS
 """Bytes of ``state.json``: a line for each loss, and the rest."""
 
+RNG_STATE = "torch_rng_state"
+MOMENT_KINDS = ("step", "exp_avg", "exp_avg_sq")
+"""Of an optimizer; that of a parameter is saved by its name and the kind."""
+_SHARD = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors")
+_PIECES = "DCP_SHARDING_INFO"
+"""The entry of a shard's header that says where its tensors begin in the whole ones."""
+
 _TENSORS_SLACK = 2**20
 """Bytes per layer, and once more, for the rest of a file: names, shapes and the scaling state."""
+
+
+class Shards(NamedTuple):
+    """What this process has of the parameters of ``model``, and of an optimizer's ``moments`` by their kinds: as ``save_sharded`` takes them."""
+
+    model: nn.Module
+    parameters: Mapping[str, torch.Tensor]
+    moments: Mapping[str, Mapping[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """Everything needed to resume. ``model``: its ``state_dict``, with the scaling state. ``state``: optimizer moments and the random generator.
+    ``shards``: where several processes save together, what is not in these.
 
     ``replaces``: the seals of the checkpoints that it replaces, in any folder of their command. They count as removed from the moment that this one
     is complete.
@@ -51,6 +91,7 @@ class Checkpoint:
     record: Record
     model: Mapping[str, torch.Tensor]
     state: Mapping[str, torch.Tensor]
+    shards: Shards | None = None
     replaces: tuple[str, ...] = ()
 
 
@@ -72,21 +113,57 @@ def has_checkpoint(folder: Path) -> bool:
     return any(os.path.lexists(locate(folder, name)) for name in CHECKPOINT_FILES)
 
 
+def files_of_checkpoints(folder: Path) -> list[str]:
+    """The names of the files that checkpoints may have left in ``folder``; the manifest is the last."""
+    shards = {path.name for place in Replacement.places(folder) for path in place.glob("shard-*") if _SHARD.fullmatch(path.name)}
+    return [*sorted(shards), *CHECKPOINT_FILES]
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Save into ``folder``, replacing the former checkpoint there as one step.
 
     Raises ``FileError`` where the system refuses; the former checkpoint stays whole.
     """
-    about = {"options": checkpoint.options.to_json(), "recipe": checkpoint.recipe}
-    model = save_tensors(_plain(checkpoint.model), {"fusible": json.dumps({"model": "ByteGPT", **about}, sort_keys=True)})
-    state = save_tensors(_plain(checkpoint.state))
-    manifest = {**_FORMAT, **about, "text": checkpoint.text, "record": checkpoint.record.to_json()}
-    manifest["files"] = {name: _fingerprint(content) for name, content in ((_MODEL, model), (_STATE, state))}
+    model = save_tensors(_plain(checkpoint.model), {"fusible": json.dumps({"model": "ByteGPT", **_about(checkpoint)}, sort_keys=True)})
+    files = {_MODEL: model, _STATE: save_tensors(_plain(checkpoint.state))}
+    replace_files(folder, {**files, _MANIFEST: _manifest(checkpoint, {name: _fingerprint(content) for name, content in files.items()})})
+
+
+def save_shards(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
+    """The same by several processes, all of which call it. The first makes the checkpoint valid when all have written their shards."""
+    assert checkpoint.shards is not None
+    replacement: Replacement | None = None
+    try:
+        with ranks.telling():
+            if ranks.first:
+                replacement = Replacement(folder, _STATE)
+        saving = Replacement.place(folder)
+        own = {name: _fingerprint(read_file(saving / name)) for name in save_sharded(saving, *checkpoint.shards)}
+        files = {
+            name: fingerprint
+            for of_rank in ranks.texts(json.dumps(own))
+            for name, fingerprint in parse_json(of_rank, of="the shards of a rank").items()
+        }
+        with ranks.telling():
+            if replacement is not None:
+                rest = save_tensors(_plain({**checkpoint.model, **checkpoint.state}))
+                replacement.complete({_STATE: rest, _MANIFEST: _manifest(checkpoint, {**files, _STATE: _fingerprint(rest)})})
+    except BaseException:
+        if replacement is not None:
+            replacement.abandon()
+        raise
+
+
+def _about(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"options": checkpoint.options.to_json(), "recipe": checkpoint.recipe}
+
+
+def _manifest(checkpoint: Checkpoint, files: Mapping[str, dict[str, Any]]) -> bytes:
+    manifest = {**_FORMAT, **_about(checkpoint), "text": checkpoint.text, "record": checkpoint.record.to_json(), "files": files}
     if checkpoint.replaces:
         manifest["replaces"] = list(checkpoint.replaces)
     manifest[_SEAL] = _seal(manifest)
-    text = json.dumps(manifest, indent=1, allow_nan=False).encode()
-    replace_files(folder, {_MODEL: model, _STATE: state, _MANIFEST: text})
+    return json.dumps(manifest, indent=1, allow_nan=False).encode()
 
 
 def load_checkpoint(folder: Path, manifest: Manifest | None = None) -> Checkpoint:
@@ -94,9 +171,13 @@ def load_checkpoint(folder: Path, manifest: Manifest | None = None) -> Checkpoin
     said = read_manifest(folder) if manifest is None else manifest
     slack = _TENSORS_SLACK * (1 + said.options.layers)
     parameters = parameter_count(said.options)
-    model = _read_tensors(folder, _MODEL, said.files[_MODEL], 4 * parameters + slack)
-    state = _read_tensors(folder, _STATE, said.files[_STATE], 8 * parameters + slack)
-    return Checkpoint(said.options, said.recipe, said.text, said.record, model, state, said.replaces)
+    limits = {_MODEL: 4 * parameters + slack, _STATE: 8 * parameters + slack}
+    contents = {name: _read(folder, name, fingerprint, limits.get(name, 12 * parameters + slack)) for name, fingerprint in said.files.items()}
+    tensors = _put_together(folder, {name: contents.pop(name) for name in said.files if name not in limits})
+    for name, content in contents.items():
+        tensors |= _tensors(folder, name, content)
+    state = {name: tensors.pop(name) for name in list(tensors) if name == RNG_STATE or name.rpartition(".")[2] in MOMENT_KINDS}
+    return Checkpoint(said.options, said.recipe, said.text, said.record, tensors, state, replaces=said.replaces)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -122,7 +203,7 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
     known = {*_FORMAT, *fields, "replaces"}
     wrong = [name for name, kind in fields.items() if not isinstance(manifest.get(name), kind)]
     wrong += sorted(set(manifest) - known)
-    if not wrong and (set(manifest["files"]) != {_MODEL, _STATE} or not all(map(_is_fingerprint, manifest["files"].values()))):
+    if not wrong and not (_are_files(manifest["files"]) and all(map(_is_fingerprint, manifest["files"].values()))):
         wrong.append("files")
     replaced = manifest.get("replaces", [])
     if not isinstance(replaced, list) or not all(isinstance(seal, str) for seal in replaced):
@@ -133,17 +214,70 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
         raise CheckpointError(expected("legal entries", of=str(path), got=f"another {', '.join(wrong) or 'recipe'}", do="use an intact checkpoint"))
 
 
-def _read_tensors(folder: Path, name: str, fingerprint: dict[str, Any], limit: int) -> dict[str, torch.Tensor]:
+def _are_files(names: Collection[str]) -> bool:
+    others = set(names) - {_STATE}
+    return _STATE in names and bool(others) and (others == {_MODEL} or all(map(_SHARD.fullmatch, others)))
+
+
+def _read(folder: Path, name: str, fingerprint: dict[str, Any], limit: int) -> bytes:
     path = locate(folder, name)
     content = read_file(path, limit=limit, do="use a whole checkpoint")
     if len(content) != fingerprint["bytes"]:
         raise CheckpointError(expected(f"{fingerprint['bytes']} bytes", of=str(path), got=len(content), do="use an intact checkpoint"))
     if _fingerprint(content) != fingerprint:
         raise CheckpointError(expected("the content that was saved", of=str(path), got="an altered one", do="use an intact checkpoint"))
+    return content
+
+
+def _tensors(folder: Path, name: str, content: bytes) -> dict[str, torch.Tensor]:
     try:
         return {key: tensor.clone() for key, tensor in load_tensors(content).items()}
     except SafetensorError as error:
-        raise CheckpointError(expected("a safetensors file", of=str(path), got=f"damaged bytes ({error})", do="use an intact checkpoint")) from None
+        of = str(locate(folder, name))
+        raise CheckpointError(expected("a safetensors file", of=of, got=f"damaged bytes ({error})", do="use an intact checkpoint")) from None
+
+
+def _put_together(folder: Path, shards: Mapping[str, bytes]) -> dict[str, torch.Tensor]:
+    """Whole tensors of the pieces in ``shards``."""
+    pieces: dict[str, list[tuple[list[int], torch.Tensor]]] = defaultdict(list)
+    for file, content in shards.items():
+        tensors = _tensors(folder, file, content)
+        begins = _begins(folder, file, content)
+        for name, tensor in tensors.items():
+            pieces[name].append((begins[name], tensor))
+    return {name: _whole(f"{name} in {folder}", of_name) for name, of_name in pieces.items()}
+
+
+def _whole(of: str, pieces: Sequence[tuple[list[int], torch.Tensor]]) -> torch.Tensor:
+    dimensions, dtype = {piece.ndim for _, piece in pieces}, pieces[0][1].dtype
+    if len(dimensions) > 1 or any(piece.dtype != dtype for _, piece in pieces):
+        raise CheckpointError(expected("pieces of one tensor", of=of, got="others", do="use an intact checkpoint"))
+    places = [[(begin, begin + size) for begin, size in zip(begins, piece.shape, strict=True)] for begins, piece in pieces]
+    shape = [max(stop for _, stop in along) for along in zip(*places, strict=True)]
+    if math.prod(shape) != sum(piece.numel() for _, piece in pieces):
+        raise CheckpointError(expected("all of it", of=of, got="some pieces", do="use an intact checkpoint"))
+    whole = torch.zeros(shape, dtype=dtype)
+    for place, (_, piece) in zip(places, pieces, strict=True):
+        whole[tuple(slice(*along) for along in place)] = piece
+    return whole
+
+
+def _begins(folder: Path, name: str, content: bytes) -> dict[str, list[int]]:
+    """Where the tensors of a shard begin in the whole ones."""
+    of = str(locate(folder, name))
+    header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")], of=of)
+    about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
+    places = parse_json(about.get(_PIECES, "{}"), of=of)
+    found: dict[str, Any] = (
+        {tensor: place.get("saved_offsets") for tensor, place in places.items() if isinstance(place, dict)} if isinstance(places, dict) else {}
+    )
+    if found.keys() != header.keys() or not all(_is_place(begins, header[tensor]["shape"]) for tensor, begins in found.items()):
+        raise CheckpointError(expected("a place for each tensor", of=of, got="others", do="use an intact checkpoint"))
+    return found
+
+
+def _is_place(begins: Any, shape: Sequence[int]) -> bool:
+    return isinstance(begins, list) and len(begins) == len(shape) and all(type(begin) is int and begin >= 0 for begin in begins)
 
 
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -70,7 +70,7 @@ def _train(given: argparse.Namespace, ranks: Ranks) -> int:
         Trainer.resumed(checkpoint, options, text)
     _make_folder(out)
     ranks.begin(layout, _facts(options, layout, text, checkpoints))
-    saves = Saves(out, options, checkpoints if goes_on else ()) if ranks.first else None
+    saves = Saves(out, options, checkpoints if goes_on else (), ranks)
     console = make_console(None if ranks.first else StringIO())
     progress = make_progress(console)
     runs: list[dict[str, Any]] = []
@@ -133,8 +133,8 @@ def _make_folder(out: Path) -> None:
         raise ArgumentError(expected("a folder that can be written", of="--out", got=str(out), do="name another"))
 
 
-def _run(trainer: Trainer, saves: Saves | None, save_every: int, progress: ProgressView, ranks: Ranks) -> bool:
-    """Train up to ``options.steps`` and save; false where Ctrl-C, in any process, cut it short. ``saves``: None in all but the first process."""
+def _run(trainer: Trainer, saves: Saves, save_every: int, progress: ProgressView, ranks: Ranks) -> bool:
+    """Train up to ``options.steps`` and save; false where Ctrl-C, in any process, cut it short."""
     record, options = trainer.record, trainer.options
     progress.begin(trainer.recipe, record.step, options.steps, options.batch * options.seq_len)
     try:
@@ -152,12 +152,9 @@ def _run(trainer: Trainer, saves: Saves | None, save_every: int, progress: Progr
     return record.step == options.steps
 
 
-def _save(trainer: Trainer, saves: Saves | None, ranks: Ranks) -> None:
+def _save(trainer: Trainer, saves: Saves, ranks: Ranks) -> None:
     ranks.reached(f"the checkpoint of step {trainer.record.step} ({trainer.recipe})")
-    checkpoint = trainer.checkpoint()
-    with ranks.telling():
-        if saves is not None:
-            saves.save(checkpoint)
+    saves.save(trainer.checkpoint())
 
 
 def _announce(console: Console, trainer: Trainer, ranks: Ranks) -> None:

@@ -11,8 +11,18 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from fusible.cli.training.checkpoint import CHECKPOINT_FILES, Checkpoint, Manifest, has_checkpoint, load_checkpoint, read_manifest, save_checkpoint
+from fusible.cli.training.checkpoint import (
+    Checkpoint,
+    Manifest,
+    files_of_checkpoints,
+    has_checkpoint,
+    load_checkpoint,
+    read_manifest,
+    save_checkpoint,
+    save_shards,
+)
 from fusible.cli.training.options import RECIPES, TrainOptions
+from fusible.cli.training.ranks import ALONE, Ranks
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.files import locate
 
@@ -57,21 +67,30 @@ def check_free(out: Path) -> None:
 
 
 class Saves:
-    """The checkpoints of one command in ``out``. It resumes those of the recipes ``held``, and replaces all others there."""
+    """The checkpoints of one command in ``out``. It resumes those of the recipes ``held``, and replaces all others there.
 
-    def __init__(self, out: Path, options: TrainOptions, held: Collection[str]) -> None:
-        self._out, self._options = out, options
+    Of several processes each has one; the first alone removes anything.
+    """
+
+    def __init__(self, out: Path, options: TrainOptions, held: Collection[str], ranks: Ranks = ALONE) -> None:
+        self._out, self._options, self._ranks = out, options, ranks
         self._held = {run_folder(out, options, recipe) for recipe in held}
-        self._replaces = () if held else _seals(out)
-        if held:  # checkpoints that were replaced by a process that ended before it removed them
+        self._replaces = () if held or not ranks.first else _seals(out)
+        if held and ranks.first:  # checkpoints that were replaced by a process that ended before it removed them
             _discard_runs(out, self._held, reports=False)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save a recipe's checkpoint. After the first one, remove those that it replaces."""
         place = run_folder(self._out, self._options, checkpoint.recipe)
-        save_checkpoint(place, replace(checkpoint, replaces=self._replaces))
-        if not self._held:
-            _discard_runs(self._out, {place}, reports=True)
+        checkpoint = replace(checkpoint, replaces=self._replaces)
+        if checkpoint.shards is None:
+            save_checkpoint(place, checkpoint)
+        else:
+            save_shards(place, checkpoint, self._ranks)
+        if self._ranks.first:
+            _discard_stale(place)
+            if not self._held:
+                _discard_runs(self._out, {place}, reports=True)
         self._held.add(place)
 
 
@@ -92,10 +111,18 @@ def _discard_runs(folder: Path, keep: Collection[Path], reports: bool) -> None:
     The manifest of a checkpoint is removed last: as long as other files are there, it says that they were replaced.
     """
     for place in _places(folder):
-        for name in CHECKPOINT_FILES if place not in keep else ():
+        for name in files_of_checkpoints(place) if place not in keep else ():
             _remove(place, name)
     for name in REPORT_FILES if reports else ():
         _remove(folder, name)
+
+
+def _discard_stale(place: Path) -> None:
+    """Remove what a checkpoint of other processes has left beside the one in ``place``."""
+    files = read_manifest(place).files
+    for name in files_of_checkpoints(place)[:-1]:
+        if name not in files:
+            _remove(place, name)
 
 
 def _remove(place: Path, name: str) -> None:

@@ -25,6 +25,7 @@ from fusible.cli.training.model import ByteGPT, Stage, cross_entropy
 from fusible.cli.training.options import BLOCKS, BYTES, TrainOptions
 from fusible.cli.training.schedule import AtOnce, InStages, Loss, Schedule, stages_of
 from fusible.distributed import gather_stages, gather_tensors, local_batch, parallelize
+from fusible.distributed.exchange import gather_bytes
 from fusible.errors import ArgumentError, ExecutionError, FileError, FusibleError, expected
 from fusible.knobs import RANK, WORLD_SIZE
 from fusible.pytorch import CrossEntropyLoss
@@ -285,8 +286,7 @@ class Ranks:
             group = mesh["dp_replicate", "cp"]._flatten().get_group()
             return nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
         # DDP takes no DTensors: copies of the model are then shards of one process each.
-        mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
-        fully_shard(model, mesh=mesh["dp_replicate", "dp_shard_cp"])
+        fully_shard(model, mesh=mesh["dp_shard", "cp"]._flatten() if layout.shard else mesh["dp_replicate", "cp"])
         return model
 
     def whole(self, model: Stage, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -316,6 +316,10 @@ class Ranks:
         if self.world == 1:
             return [value]
         return tex.prim.all_gather(torch.tensor([value], dtype=torch.float64)).tolist()
+
+    def texts(self, own: str) -> list[str]:
+        """The text of each process."""
+        return [own] if self.world == 1 else [content.decode() for content in gather_bytes(own.encode(), None)]
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """The means over all processes."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from fusible import tex
-from fusible.cli.training.checkpoint import Checkpoint
+from fusible.cli.training.checkpoint import RNG_STATE, MOMENT_KINDS, Checkpoint, Shards
 from fusible.cli.training.model import ByteGPT, Stage
 from fusible.cli.training.observation import join_summaries, summarize_calls
 from fusible.cli.training.options import TrainOptions
@@ -25,8 +25,8 @@ from fusible.errors import ArgumentError, CheckpointError, expected
 __all__ = ["Trainer", "learning_rate"]
 
 _WARMUP, _FLOOR = 20, 0.05
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_GENERATOR = "torch_rng_state"
+_SPLIT = ("exp_avg", "exp_avg_sq")
+"""The moments that lie as their parameters do."""
 _SCALING = "body.scaling_state.0"
 
 
@@ -115,9 +115,16 @@ class Trainer:
         return self._schedule.explain(inputs)
 
     def checkpoint(self) -> Checkpoint:
-        """Everything that is needed to resume the run, on whichever processes."""
-        model = self._ranks.whole(self.model, self.model.state_dict())
-        return Checkpoint(self.options, self.recipe, self.text.describe(), self.record, model, self._state())
+        """Everything that is needed to resume the run, on whichever processes. Of several each has its own shards, and all have the rest."""
+        model, moments = self.model.state_dict(), self._moments()
+        shards: Shards | None = None
+        if self._ranks.world > 1:
+            split = {name: model.pop(name) for name, _ in self.model.named_parameters()}
+            shards = Shards(self.model, split, {kind: moments.pop(kind) for kind in _SPLIT})
+        state = {f"{name}.{kind}": m for kind, of_kind in moments.items() for name, m in self._ranks.whole(self.model, of_kind).items()}
+        state[RNG_STATE] = torch.get_rng_state()
+        text, whole = self.text.describe(), self._ranks.whole(self.model, model)
+        return Checkpoint(self.options, self.recipe, text, self.record, whole, state, shards)
 
     @classmethod
     def resumed(cls, checkpoint: Checkpoint, options: TrainOptions, text: Text, ranks: Ranks = ALONE) -> Self:
@@ -128,26 +135,23 @@ class Trainer:
     def _load_state(self, saved: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
         """Take over the optimizer's moments of the parameters ``names`` of the whole model, and the state of torch's generator."""
         if names:
-            moments = {kind: shard_tensors(self.model, {name: saved[f"{name}.{kind}"] for name in names}) for kind in _MOMENTS}
-            own = {i: {kind: moments[kind][name] for kind in _MOMENTS} for i, name in enumerate(self._names())}
+            moments = {kind: shard_tensors(self.model, {name: saved[f"{name}.{kind}"] for name in names}) for kind in MOMENT_KINDS}
+            own = {i: {kind: moments[kind][name] for kind in MOMENT_KINDS} for i, name in enumerate(self._names())}
             self.optimizer.load_state_dict({"state": own, "param_groups": self.optimizer.state_dict()["param_groups"]})
         try:
-            torch.set_rng_state(saved[_GENERATOR])
+            torch.set_rng_state(saved[RNG_STATE])
         except RuntimeError as error:
-            raise CheckpointError(expected("a generator's state", of=_GENERATOR, got=f"another ({error})", do="use an intact checkpoint")) from None
+            raise CheckpointError(expected("a generator's state", of=RNG_STATE, got=f"another ({error})", do="use an intact checkpoint")) from None
 
     def _names(self) -> list[str]:
         """The parameters' names in the optimizer's order."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def _state(self) -> dict[str, torch.Tensor]:
+    def _moments(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The optimizer's, by their kinds and the names of their parameters."""
         saved = self.optimizer.state_dict()["state"]
-        state: dict[str, torch.Tensor] = {}
-        for kind in _MOMENTS:
-            moments = self._ranks.whole(self.model, {name: saved[i][kind] for i, name in enumerate(self._names()) if i in saved})
-            state |= {f"{name}.{kind}": moment for name, moment in moments.items()}
-        return {**state, _GENERATOR: torch.get_rng_state()}
+        return {kind: {name: saved[i][kind] for i, name in enumerate(self._names()) if i in saved} for kind in MOMENT_KINDS}
 
 
 def _load_model(model: ByteGPT, saved: Mapping[str, torch.Tensor], steps: int) -> None:
@@ -162,8 +166,8 @@ def _load_model(model: ByteGPT, saved: Mapping[str, torch.Tensor], steps: int) -
 def _expected_state(model: ByteGPT, steps: int) -> dict[str, torch.Tensor]:
     """The names, shapes and dtypes of a saved state after ``steps``; before the first there are no moments."""
     parameters = dict(model.named_parameters()) if steps else {}
-    state = {f"{name}.{kind}": torch.zeros(()) if kind == "step" else p for name, p in parameters.items() for kind in _MOMENTS}
-    return {**state, _GENERATOR: torch.get_rng_state()}
+    state = {f"{name}.{kind}": torch.zeros(()) if kind == "step" else p for name, p in parameters.items() for kind in MOMENT_KINDS}
+    return {**state, RNG_STATE: torch.get_rng_state()}
 
 
 def _optimizer(model: Stage, lr: float) -> torch.optim.Optimizer:
