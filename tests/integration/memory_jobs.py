@@ -14,18 +14,19 @@ from layout_jobs import Dimensions, mesh_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fusible
 from fusible import GroupedQuerySelfAttention, Linear, Residual, RMSNorm, Sequential, SwiGLU
-from fusible.distributed import local_batch, parallelize
+from fusible.distributed import local_batch, parallelize, split_stages
 from fusible.distributed.cost import Architecture
 from fusible.quantized import Recipe
 
 ARCHITECTURE = Architecture(layers=4, hidden=256, heads=4, groups=2, inner=512, vocabulary=512)
-SEQUENCES, LENGTH = 8, 128
+SEQUENCES, LENGTH, MICROBATCHES = 8, 128, 4
 TOKENS = SEQUENCES * LENGTH
 
 RECIPES: dict[str, tuple[Recipe | None, torch.dtype]] = {
@@ -194,3 +195,43 @@ def _train(model: Model, mesh: DeviceMesh | None, recipe: Recipe | None, rank: i
     meter.mark("step again")
     optimizer.step()
     meter.mark("end")
+
+
+class _Stage(nn.Module):
+    """A part of the decoder, with the embedding where it is the first."""
+
+    def __init__(self, whole: Model, stage: int) -> None:
+        super().__init__()
+        self.embedding, self.dtype = whole.embedding if stage == 0 else None, whole.dtype
+        self.body = split_stages(whole.body, [ARCHITECTURE.layers // 2])[stage]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x if self.embedding is None else self.embedding(x).to(self.dtype))  # type: ignore[no-any-return]
+
+
+def measured_in_stages(recipe: str, rank: int) -> dict[str, int]:
+    """Bytes of the second step of a model in two stages, by what they are for."""
+    chosen, dtype = RECIPES[recipe]
+    with Meter() as meter:
+        mesh = mesh_of(("pp", 2))
+        model = parallelize(_Stage(Model(dtype), rank), mesh)
+        meter.mark("weights")
+        stage = PipelineStage(model, rank, 2, torch.device("cpu"), group=mesh.get_group())
+        schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=fusible.CrossEntropyLoss(), scale_grads=False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        text = torch.randint(ARCHITECTURE.vocabulary, (MICROBATCHES * SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+        for step in ("", " again"):
+            with fusible.autocast(enabled=chosen is not None, recipe=chosen):
+                schedule.step(*([text[:, :-1]] if rank == 0 else []), **({"target": text[:, 1:], "losses": []} if rank else {}), return_outputs=False)
+            meter.mark(f"differentiated{step}")
+            optimizer.step()
+            meter.mark(f"stepped{step}")
+            optimizer.zero_grad()
+            meter.mark(f"cleared{step}")
+    now, most, weights = meter.now, meter.most, sum(p.untyped_storage().nbytes() for p in model.parameters())
+    return {
+        "weights": weights,
+        "gradients": now["stepped"] - now["cleared"],
+        "optimizer": now["stepped"] - now["differentiated"],
+        "peak": max(most["cleared"], most["differentiated again"]) - now["weights"] + weights,
+    }

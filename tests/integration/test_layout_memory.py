@@ -28,6 +28,7 @@ CASES: dict[int, list[Case]] = {
     ],
     4: [((("dp_shard", 2), ("tp", 2)), True, recipe) for recipe in ("fp32", "delayed")] + [((("dp_shard", 2), ("cp", 2)), False, "bf16")],
 }
+IN_STAGES = ("fp32", "bf16", "delayed")
 ALL = [(size, case) for size, cases in CASES.items() for case in cases]
 
 
@@ -47,6 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     for size, cases in CASES.items():
         each: list[Job] = [(_name(case), jobs.measured, case) for case in cases]
         each += [(f"{d} {r}", jobs.sent_for_parameters, (d, r)) for of, d, r in FOR_PARAMETERS if of == size]
+        each += [(f"stages {recipe}", jobs.measured_in_stages, (recipe,)) for recipe in IN_STAGES if size == 2]
         found[size] = run_jobs_once(tmp_path_factory, f"memory{size}", each, size)
     return found
 
@@ -74,6 +76,16 @@ def test_what_is_measured_is_within_a_tenth_of_what_is_derived(measured: dict[in
         assert found["kept"] == pytest.approx(derived.activations + derived.copies + logits + derived.gathered, rel=0.1)
         if case[2] != "mxfp8":
             assert found["peak"] == pytest.approx(derived.peak, rel=0.1)
+
+
+@pytest.mark.parametrize("recipe", IN_STAGES)
+def test_so_it_is_in_stages(measured: dict[int, list[dict[str, Any]]], recipe: str) -> None:
+    for stage, found in enumerate(check(measured[2], f"stages {recipe}")):
+        chosen, dtype = jobs.RECIPES[recipe]
+        derived = memory(jobs.ARCHITECTURE, Layout(pp=2), chosen, jobs.TOKENS, dtype, jobs.MICROBATCHES, stage)
+        assert (found["weights"], found["gradients"]) == (derived.weights, derived.gradients)
+        assert found["optimizer"] == pytest.approx(derived.optimizer, rel=1e-3)
+        assert found["peak"] == pytest.approx(derived.peak, rel=0.1)
 
 
 @pytest.mark.parametrize(("size", "dimensions", "recipe"), FOR_PARAMETERS)

@@ -54,7 +54,7 @@ def show(found: list[Candidate], title: str, console: Console) -> None:
         total = one.time.total
         exposed = sum(one.time.exposed.values())
         figures = f"{one.traffic.total / 1e9:,.1f}", f"{one.memory.peak / 1e9:,.1f}", f"{exposed / total:.1%}", f"{one.time.bubble / total:.1%}"
-        table.add_row(str(one.layout), f"{one.microbatches} x {one.tokens:,}", *figures, f"{one.time.tokens_per_second:,.0f}")
+        table.add_row(str(one.layout), one.batches, *figures, f"{one.time.tokens_per_second:,.0f}")
     console.print(table)
     best = found[0]
     console.print(f"The best layout: {best.layout}. A step takes {best.time.total:.2f} s; {best.time.hidden:.0%} of what is sent is hidden.")

@@ -32,7 +32,8 @@ class Memory:
     ``weights``: parameters, in fp32; ``gradients`` and ``optimizer``: of as many. ``copies``: of parameters, in the types of the products, and of
     those that are held in parts. ``activations``: what forward keeps for backward, of all micro-batches that are under way. ``logits``: with their
     gradient and what the loss needs. ``working``: what a block's backward holds at once beyond what is kept of the block. ``gathered``: parameters
-    that are whole at a time, where processes share them out. ``added_up``: whether there are gradients before the last forward, of other
+    that are whole at a time, where processes share them out. ``handed``: between stages, room for what all micro-batches bring, and what has gone on
+    and its gradient not yet come. ``added_up``: whether there are gradients before the last forward, of other
     micro-batches.
     """
 
@@ -44,6 +45,7 @@ class Memory:
     logits: int
     working: int
     gathered: int
+    handed: int
     added_up: bool
 
     @property
@@ -52,7 +54,7 @@ class Memory:
         begin = self.activations + max(self.logits, self.working)
         if self.added_up:
             begin += self.gradients
-        return self.weights + self.optimizer + self.copies + self.gathered + max(begin, self.gradients + self.working)
+        return self.weights + self.optimizer + self.copies + self.gathered + self.handed + max(begin, self.gradients + self.working)
 
 
 def memory(
@@ -63,10 +65,12 @@ def memory(
     dtype: torch.dtype = torch.bfloat16,
     microbatches: int = 1,
     stage: int = 0,
+    turns: int = 1,
 ) -> Memory:
     """What a process takes that trains by AdamW on ``microbatches`` of ``tokens`` of its own at a time, with ``CrossEntropyLoss`` on logits that
     processes along ``tp`` share out, one forward and one backward by turns along ``pp`` (Narayanan et al. 2021, arXiv:2104.04473): then process
-    ``stage`` of ``p`` has ``min(p - stage, microbatches)`` micro-batches under way.
+    ``stage`` of ``p`` has ``min(p - stage, microbatches)`` micro-batches under way, and ``torch.distributed.pipelining`` holds a place for the x and
+    the dy of every micro-batch of a turn. ``turns``: of its schedule in a step, each of as many of the ``microbatches``.
 
     ``dtype``: of activations, and of parameters as they are gathered where processes share them out (``fully_shard`` of each block, with a
     ``MixedPrecisionPolicy``). Raises ``ArgumentError`` for a stage that there is not, or for blocks that cannot be cut into stages of equally many.
@@ -75,7 +79,8 @@ def memory(
         wanted = f"a divisor of {architecture.layers} blocks as pp" if architecture.layers % layout.pp else f"a stage from 0 to {layout.pp - 1}"
         got = layout.pp if architecture.layers % layout.pp else stage
         raise ArgumentError(expected(wanted, of="the memory of a layout", got=got, do="choose another"))
-    rows, under_way = layout.rows(tokens), min(layout.pp - stage, microbatches)
+    of_turn = microbatches // turns
+    rows, under_way = layout.rows(tokens), min(layout.pp - stage, of_turn)
     parts = _Parts(architecture, layout, recipe, dtype, rows, tokens // rows)
     first, last = stage == 0, stage == layout.pp - 1
     in_stage = [(kind, kind.count / layout.pp) for kind in architecture.kinds]
@@ -92,6 +97,9 @@ def memory(
         copies += head.copies
         kept += head.kept
         logits = max(2 * head.y + _of_loss(head.y // dtype.itemsize, dtype), head.backward - head.kept)
+    between = tokens * architecture.hidden * dtype.itemsize
+    handed = 0 if first else (of_turn - under_way) * between
+    handed += 0 if last else (of_turn + under_way) * between
     parameters = round(held_elements)
     return Memory(
         weights=_FP32 * parameters,
@@ -102,6 +110,7 @@ def memory(
         logits=logits,
         working=working,
         gathered=gathered,
+        handed=handed,
         added_up=microbatches > 1,
     )
 

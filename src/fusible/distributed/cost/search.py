@@ -29,14 +29,20 @@ _LONG = 16384
 @dataclass(frozen=True)
 class Candidate:
     """A layout with what it costs: ``memory`` of the fullest stage, ``traffic`` and ``time`` of a step of ``microbatches`` micro-batches of
-    ``tokens`` tokens in each process."""
+    ``tokens`` tokens in each process, in as many ``turns`` of the stages' schedule as fit in a GPU's memory."""
 
     layout: Layout
     tokens: int
     microbatches: int
+    turns: int
     memory: Memory
     traffic: Traffic
     time: StepTime
+
+    @property
+    def batches(self) -> str:
+        """The micro-batches, and the tokens of each."""
+        return f"{self.microbatches} x {self.tokens}{f' in {self.turns}' if self.turns > 1 else ''}"
 
 
 def layouts(architecture: Architecture, processes: int, sequence: int = 4096, machine: Machine = H100) -> Iterator[Layout]:
@@ -80,12 +86,15 @@ def best_layouts(
     least: Candidate | None = None
     for layout in layouts(architecture, processes, sequence, machine):
         for tokens, microbatches in _shares(layout, sequence, batch):
-            made = _memory(architecture, layout, recipe, tokens, dtype, microbatches)
-            fits = made.peak <= machine.memory * machine.usable
+            for turns in _turns(layout, microbatches):
+                made = _memory(architecture, layout, recipe, tokens, dtype, microbatches, turns)
+                fits = made.peak <= machine.memory * machine.usable
+                if fits:
+                    break
             if not fits and least is not None and least.memory.peak <= made.peak:
                 continue
-            time = step_time(architecture, layout, recipe, tokens, sequence, dtype, microbatches, machine)
-            one = Candidate(layout, tokens, microbatches, made, traffic(architecture, layout, recipe, tokens, dtype, microbatches), time)
+            time = step_time(architecture, layout, recipe, tokens, sequence, dtype, microbatches, machine, turns)
+            one = Candidate(layout, tokens, microbatches, turns, made, traffic(architecture, layout, recipe, tokens, dtype, microbatches), time)
             if not fits:
                 least = one
             elif layout not in found or time.total < found[layout].time.total:
@@ -99,10 +108,18 @@ def best_layouts(
     return sorted(found.values(), key=lambda one: (one.time.total, one.memory.peak))[:count]
 
 
-def _memory(architecture: Architecture, layout: Layout, recipe: Recipe | None, tokens: int, dtype: torch.dtype, microbatches: int) -> Memory:
+def _memory(
+    architecture: Architecture, layout: Layout, recipe: Recipe | None, tokens: int, dtype: torch.dtype, microbatches: int, turns: int
+) -> Memory:
     """That of the fullest stage: of the first, which has the most under way, or the last, which has the output."""
     ends = {0, layout.pp - 1}
-    return max((memory(architecture, layout, recipe, tokens, dtype, microbatches, stage) for stage in ends), key=lambda of: of.peak)
+    return max((memory(architecture, layout, recipe, tokens, dtype, microbatches, stage, turns) for stage in ends), key=lambda of: of.peak)
+
+
+def _turns(layout: Layout, microbatches: int) -> Iterator[int]:
+    """In how many turns stages may take them; each has at least as many as there are stages."""
+    most = microbatches // layout.pp if layout.pp > 1 else 1
+    yield from (turns for turns in _powers(microbatches, max(1, most)))
 
 
 def _shares(layout: Layout, sequence: int, batch: int) -> Iterator[tuple[int, int]]:

@@ -103,6 +103,7 @@ def step_time(
     dtype: torch.dtype = torch.bfloat16,
     microbatches: int = 1,
     machine: Machine = H100,
+    turns: int = 1,
 ) -> StepTime:
     """A step on ``microbatches`` of ``tokens`` of each process's own, in sequences of ``sequence`` tokens.
 
@@ -110,7 +111,8 @@ def step_time(
     ``6 tokens sequence hidden`` in 16 bits. Exposed are the messages along ``tp``, ``ep`` and, with heads exchanged, ``cp``, for the next product
     waits for them; and of the gathers along ``dp_shard``, the sums along ``dp_replicate`` and keys that go round a ring what takes longer than the
     computing beside it (two thirds of a step, its backward, for the sums). A stage waits ``(pp - 1) / microbatches`` of its own time for others
-    (Narayanan et al. 2021, arXiv:2104.04473): its share of the step is ``(pp - 1) / (microbatches + pp - 1)``.
+    (Narayanan et al. 2021, arXiv:2104.04473): its share of the step is ``(pp - 1) / (microbatches + pp - 1)``. ``turns``: of the schedule in a step,
+    each of as many micro-batches; a stage waits in each.
     """
     products, memory = _computing(architecture, layout, recipe, tokens, sequence, dtype, machine)
     products, memory = products * microbatches, memory * microbatches
@@ -120,7 +122,7 @@ def step_time(
     if layout.context == "ring":
         beside["cp"] = computing
     exposed = {name: max(0.0, seconds - beside.get(name, 0.0)) for name, seconds in sent.items()}
-    bubble = (computing + sum(exposed.values())) * (layout.pp - 1) / microbatches
+    bubble = (computing + sum(exposed.values())) * (layout.pp - 1) * turns / microbatches
     of_all = tokens * layout.cp * layout.batches * microbatches
     return StepTime(products, memory, sent, exposed, bubble, of_all, layout.processes)
 
