@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -134,6 +134,11 @@ def a_shared_sequence_is_kept_by_its_own_rows_and_in_8_bits(rank: int) -> None:
         assert [t.dtype for t in kept if t.shape == (4, 64)] == [torch.uint8] and not [t for t in kept if t.shape[0] == 8]
 
 
+def gathered(calls: Sequence[tex.Call]) -> list[Any]:
+    """The sorts of the tensors that are gathered, behind other calls or not."""
+    return [call.request["x"] for call in calls if call.function in ("prim_all_gather", "prim_begin_all_gather")]
+
+
 @job
 def what_is_sent_of_a_tensor_with_one_scale_are_bytes(rank: int) -> None:
     for mode, width in (("column", 64), ("row", 32)):
@@ -142,8 +147,8 @@ def what_is_sent_of_a_tensor_with_one_scale_are_bytes(rank: int) -> None:
         with tex.record() as calls, autocast(recipe=Float8CurrentScaling()):
             y = layer(x)
             y.backward(torch.ones_like(y))
-        sent = [call.request["x"] for call in calls if call.function == "prim_all_gather"]
-        assert sent and set(sent) == {("cpu", torch.uint8)}
+        sent = gathered(calls)
+        assert len(sent) == (2 if mode == "column" else 1) and set(sent) == {("cpu", torch.uint8)}
 
 
 @job
@@ -205,7 +210,7 @@ def rows_of_any_number_of_dimensions_are_shared_out_by_the_first(rank: int) -> N
 @job
 def what_nobody_wants_the_gradient_of_costs_no_communication(rank: int) -> None:
     for mode, frozen, sent in (
-        ("column", "x", ["prim_all_gather", "prim_all_gather"]),
+        ("column", "x", ["prim_all_gather", "prim_begin_all_gather", "prim_end_collective"]),
         ("column", "weight", ["prim_all_gather", "prim_reduce_scatter"]),
         ("row", "x", ["prim_reduce_scatter", "prim_all_gather"]),
         ("row", "weight", ["prim_reduce_scatter", "prim_all_gather"]),
@@ -264,8 +269,8 @@ def mxfp8_is_sent_in_bytes_where_blocks_lie_in_one_process(rank: int) -> None:
             given = x.chunk(2)[rank] if mode == "column" else x.chunk(2, dim=1)[rank]
             with tex.record() as calls, autocast(recipe=RECIPES["mxfp8"]), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
                 y, _ = called(part, given, dy[:, columns] if mode == "column" else dy.chunk(2)[rank])
-            sent = {call.request["x"] for call in calls if call.function == "prim_all_gather"}
-            assert sent == {("cpu", torch.float32 if own % 32 else torch.uint8)}
+            sent = gathered(calls)
+            assert set(sent) == {("cpu", torch.float32 if own % 32 else torch.uint8)}
             assert mode == "row" or ([t.dtype for t in kept if t.shape == (own, 64)] == [torch.float32 if own % 32 else torch.uint8])
             with autocast(recipe=RECIPES["mxfp8"]):
                 reference, _ = called(whole, x, dy)

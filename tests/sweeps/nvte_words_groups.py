@@ -329,6 +329,24 @@ def _(draw: Draw) -> Given:
     return Given({**given.arguments, "reduction": draw.of("sum", "max", "mean")}, given.wanted)
 
 
+@word("begin_all_gather")
+def _(draw: Draw) -> Given:
+    given = WORDS["all_gather"](draw)
+    x = given.arguments["x"]
+
+    def check(found: nvte.Underway) -> None:
+        came = found.end()
+        assert came.type == x.type and torch.equal(came.data, x.data)
+
+    return Given(given.arguments, check)
+
+
+@word("begin_sum")
+def _(draw: Draw) -> Given:
+    given = WORDS["begin_all_gather"](draw)
+    return Given({**given.arguments, "scatter": draw.of(True, False)}, given.wanted)
+
+
 @word("all_to_all")
 def _(draw: Draw) -> Given:
     return WORDS["all_gather"](draw)

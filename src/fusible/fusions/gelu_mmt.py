@@ -35,7 +35,7 @@ def gelu_mmt_bwd_fused(gelu: GELU, mmt: OwnDx, gelu_ctx: Context, mmt_ctx: Conte
         return dx, (gelu_grads, mmt_grads)
     dy = mmt.taken(dy)
     dx = nvte.matmul_dgelu(dy, mmt.operand(mmt_ctx["weight"]), _taken(gelu, gelu_ctx), gelu.dx_dtype)
-    return dx, ([], [mmt.dweight(mmt_ctx, dy) if mmt.wants("weight") else None])
+    return dx, ([], [mmt.dweight(dy, mmt.taken_x(mmt_ctx)) if mmt.wants("weight") else None])
 
 
 @fused_backward
@@ -60,4 +60,4 @@ def add_gelu_mmt_add_bwd_fused(
     assert d is not None
     d = mmt.taken(d)
     dx, dbias = nvte.matmul_dbias_dgelu(d, mmt.operand(mmt_ctx["weight"]), _taken(gelu, gelu_ctx), add1.dx_dtype, add1.dbias_dtype)
-    return dx, ([dbias], [], [mmt.dweight(mmt_ctx, d) if mmt.wants("weight") else None], add2_grads)
+    return dx, ([dbias], [], [mmt.dweight(d, mmt.taken_x(mmt_ctx)) if mmt.wants("weight") else None], add2_grads)

@@ -59,8 +59,8 @@ def mmt_add_backward(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy:
         dx, mmt_grads = mmt.backward(mmt_ctx, d, addend)
         return dx, (mmt_grads, add_grads)
     dy = nvte.cast_checked(nvte.cast_checked(dy, add.dx_dtype), mmt.dy_dtype)
-    dweight, dbias = nvte.transpose_matmul_dbias(dy, mmt.taken_x(mmt_ctx), mmt.dweight_dtype, add.dbias_dtype)
-    return mmt.dx(mmt_ctx, dy, addend), ([dweight], [dbias])
+    dx, (dweight, dbias) = mmt.products(mmt_ctx, dy, lambda x: nvte.transpose_matmul_dbias(dy, x, mmt.dweight_dtype, add.dbias_dtype), addend)
+    return dx, ([dweight], [dbias])
 
 
 @fused_forward

@@ -59,4 +59,4 @@ def mmt_scale_bwd_fused(mmt: MMT, scale: ConstantScale, mmt_ctx: Context, scale_
         return dx, (mmt_grads, [])
     dy = nvte.cast_checked(nvte.cast_checked(dy, scale.dy_dtype), mmt.dy_dtype)
     dx = nvte.matmul(dy, mmt.operand(mmt_ctx["weight"]), mmt.dx_dtype, scale.scale) if mmt.wants("x") else None
-    return dx, ([mmt.dweight(mmt_ctx, dy, scale.scale) if mmt.wants("weight") else None], [])
+    return dx, ([mmt.dweight(dy, mmt.taken_x(mmt_ctx), scale.scale) if mmt.wants("weight") else None], [])

@@ -9,9 +9,10 @@ none of them lies in several processes (``has_own_blocks``). Any other is gather
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from fusible import tex
 from fusible.errors import ShapeError, expected
@@ -23,9 +24,12 @@ from fusible.quantized import Float8TensorStorage
 from fusible.tex.formats import format_of
 
 __all__ = [
+    "Underway",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "begin_all_gather",
+    "begin_sum",
     "bytes_gathered",
     "exchange_groups",
     "has_own_blocks",
@@ -41,20 +45,52 @@ Group: TypeAlias = Any
 """Which processes: what ``tex.prim.all_gather`` takes."""
 
 
+class Underway(NamedTuple):
+    """A tensor that processes exchange while this one computes something else. ``begun``: what each collective gave that is under way."""
+
+    begun: Sequence[tuple[Any, Any]]
+    finish: Callable[..., Tensor]
+
+    def end(self) -> Tensor:
+        """The tensor, when all of it has come."""
+        return self.finish(*[tex.prim.end_collective(*each) for each in self.begun])
+
+
 def all_gather(x: Tensor, group: Group, *, rowwise: bool = True, columnwise: bool = True) -> Tensor:
     """The rows of all processes: ``[tokens / processes, ..] -> [tokens, ..]``.
 
     ``x`` is unquantized, or has one scale, the same in all of them, or ``has_own_blocks``: then of its two copies those that are
     there and asked for are gathered.
     """
+    sent, finish = _gathering(x, rowwise, columnwise)
+    return finish(*[tex.prim.all_gather(part, group) for part in sent])
+
+
+def begin_all_gather(x: Tensor, group: Group, *, rowwise: bool = True, columnwise: bool = True) -> Underway:
+    """``all_gather``, without waiting for it."""
+    sent, finish = _gathering(x, rowwise, columnwise)
+    return Underway([tex.prim.begin_all_gather(part, group) for part in sent], finish)
+
+
+def _gathering(x: Tensor, rowwise: bool, columnwise: bool) -> tuple[Sequence[Any], Callable[..., Tensor]]:
+    """What is gathered of ``x``, and what makes a tensor of what has come."""
     if not isinstance(x.type, QuantizedType):
-        return Tensor(tex.prim.all_gather(x.data, group), x.type)
+        return [x.data], partial(_tensor, x.type)
     held = x.data
     if format_of(held).gathers:
-        return _gathered_blocks(x, group, {"rowwise": rowwise and x.type.rowwise, "columnwise": columnwise and x.type.columnwise})
+        return _gathering_blocks(x, {"rowwise": rowwise and x.type.rowwise, "columnwise": columnwise and x.type.columnwise})
     assert isinstance(held, Float8TensorStorage), "what has blocks in several processes is gathered before it is quantized"
-    fields: dict[str, Any] = {**held.get_metadata(), "data": tex.prim.all_gather(held._data, group), "data_transpose": None}
-    return Tensor(Float8TensorStorage(**fields), x.type)
+    type, fields = x.type, {**held.get_metadata(), "data_transpose": None}
+
+    def finish(whole: Any) -> Tensor:
+        of_whole: dict[str, Any] = {**fields, "data": whole}
+        return Tensor(Float8TensorStorage(**of_whole), type)
+
+    return [held._data], finish
+
+
+def _tensor(type: Type, data: Any) -> Tensor:
+    return Tensor(data, type)
 
 
 def has_own_blocks(shape: Sequence[int], type: Type | None) -> bool:
@@ -65,19 +101,25 @@ def has_own_blocks(shape: Sequence[int], type: Type | None) -> bool:
     return not lacks_blocks(shape, type) and not type.quantizer.optimize_for_gemm
 
 
-def _gathered_blocks(x: Tensor, group: Group, copies: dict[str, bool]) -> Tensor:
+def _gathering_blocks(x: Tensor, copies: dict[str, bool]) -> tuple[Sequence[Any], Callable[..., Tensor]]:
     assert isinstance(x.type, QuantizedType)
-    fields, form = x.data.get_metadata(), x.type.blocks
+    fields, form, type = x.data.get_metadata(), x.type.blocks, x.type.read(**copies)
     assert form is not None
+    sent: list[Any] = []
     for way, asked in copies.items():
         data, scales = fields[f"{way}_data"], fields[f"{way}_scale_inv"]
         fields[f"{way}_data"] = fields[f"{way}_scale_inv"] = None
         if asked:
-            fields[f"{way}_data"] = whole = tex.prim.all_gather(data, group)
-            used = form.used_scales(data.shape, way == "columnwise", False)[0]
-            gathered = tex.prim.all_gather(_lines(scales, used), group)
-            fields[f"{way}_scale_inv"] = _lines(gathered, form.scale_shape(whole.shape, way == "columnwise", False)[0])
-    return Tensor(x.data.__class__(**fields), x.type.read(**copies))
+            sent += [data, _lines(scales, form.used_scales(data.shape, way == "columnwise", False)[0])]
+
+    def finish(*came: Any) -> Tensor:
+        whole = dict(fields)
+        for way, data, scales in zip([way for way, asked in copies.items() if asked], came[::2], came[1::2], strict=True):
+            lines = form.scale_shape(data.shape, way == "columnwise", False)[0]
+            whole |= {f"{way}_data": data, f"{way}_scale_inv": _lines(scales, lines)}
+        return Tensor(x.data.__class__(**whole), type)
+
+    return sent, finish
 
 
 def bytes_gathered(shape: Sequence[int], type: Type, processes: int, *, rowwise: bool = True, columnwise: bool = True) -> list[int]:
@@ -105,6 +147,12 @@ def _lines(x: Any, count: int) -> Any:
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     """The process's own rows of the sum over the group: ``[tokens, ..] -> [tokens / processes, ..]``; ``x`` is unquantized."""
     return Tensor(tex.prim.reduce_scatter(x.data, group), x.type)
+
+
+def begin_sum(x: Tensor, group: Group, *, scatter: bool) -> Underway:
+    """``reduce_scatter`` (``scatter``) or ``all_reduce``, without waiting for it."""
+    begin = tex.prim.begin_reduce_scatter if scatter else tex.prim.begin_all_reduce
+    return Underway([begin(x.data, group)], partial(_tensor, x.type))
 
 
 def all_to_all(x: Tensor, group: Group) -> Tensor:

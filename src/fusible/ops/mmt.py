@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Callable
+from typing import TypeVar, Unpack
 
 from fusible import nvte
 from fusible.nvte import DType, QuantizedType
@@ -10,6 +11,8 @@ from fusible.ops.op import Context, Op, OpTypes, check_width
 from fusible.ops.types_by_name import Reads
 
 __all__ = ["MMT"]
+
+T = TypeVar("T")
 
 
 class MMT(Op):
@@ -79,7 +82,17 @@ class MMT(Op):
     def backward(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> tuple[nvte.Tensor | None, list[nvte.Tensor | None]]:
         """``addend [tokens, K]``: added to dx before it is rounded."""
         dy = self.taken(dy)
-        return self.dx(ctx, dy, addend), [self.dweight(ctx, dy) if self.wants("weight") else None]
+        if not self.wants("weight"):
+            return self.dx(ctx, dy, addend), [None]
+        dx, dweight = self.products(ctx, dy, lambda x: self.dweight(dy, x), addend)
+        return dx, [dweight]
+
+    def products(
+        self, ctx: Context, dy: nvte.Tensor, of_weight: Callable[[nvte.Tensor], T], addend: nvte.Tensor | None = None
+    ) -> tuple[nvte.Tensor | None, T]:
+        """dx, and what the weight's product gives: ``of_weight(x)`` of x as that reads it. It comes first, so that x goes before dx comes."""
+        found = of_weight(self.taken_x(ctx))
+        return self.dx(ctx, dy, addend), found
 
     def taken(self, dy: nvte.Tensor) -> nvte.Tensor:
         """``dy`` as backward's products read it."""
@@ -103,12 +116,12 @@ class MMT(Op):
         values = nvte.is_quantized_type(x.type) and (self.override is not None or self._by_rows(x.type))
         return nvte.dequantize(x, self.activation) if values else x
 
-    def dweight(self, ctx: Context, dy: nvte.Tensor, alpha: float = 1.0) -> nvte.Tensor:
+    def dweight(self, dy: nvte.Tensor, x: nvte.Tensor, alpha: float = 1.0) -> nvte.Tensor:
         """``alpha * dy.T @ x``, added to what the running pass has of it already, where it has something."""
         so_far = self.dweight_so_far
         if so_far is None:
-            return nvte.transpose_matmul(dy, self.taken_x(ctx), self.dweight_dtype, alpha)
-        return nvte.transpose_matmul_add(dy, self.taken_x(ctx), so_far, alpha)
+            return nvte.transpose_matmul(dy, x, self.dweight_dtype, alpha)
+        return nvte.transpose_matmul_add(dy, x, so_far, alpha)
 
     @property
     def dweight_so_far(self) -> nvte.Tensor | None:

@@ -6,12 +6,12 @@ processes, and rank r has the r-th ``tokens / processes``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 from fusible import nvte
 from fusible.ops.messages import Message, amax_message
-from fusible.ops.mmt import MMT
+from fusible.ops.mmt import MMT, T
 from fusible.ops.op import Context, Op
 from fusible.ops.protocols import ShardsRows
 from fusible.ops.sharing import Process
@@ -66,10 +66,13 @@ class ParallelMMT(ShardsRows, MMT):
 
     def gathered(self, part: nvte.Tensor, *, rowwise: bool, columnwise: bool) -> nvte.Tensor:
         """The rows of all processes, for products that read them along these dimensions."""
-        type = self.whole_dtype
-        if isinstance(type, nvte.QuantizedType):
-            type = type.read(rowwise=rowwise, columnwise=columnwise)
+        type = self.gathered_type(rowwise=rowwise, columnwise=columnwise)
         return nvte.cast_checked(nvte.all_gather(part, self.group, rowwise=rowwise, columnwise=columnwise), type)
+
+    def gathered_type(self, *, rowwise: bool, columnwise: bool) -> nvte.Type | None:
+        """Of what is gathered, for products that read it along these dimensions."""
+        type = self.whole_dtype
+        return type.read(rowwise=rowwise, columnwise=columnwise) if isinstance(type, nvte.QuantizedType) else type
 
     def summed(self, partial: nvte.Tensor) -> nvte.Tensor:
         """The sum over the group of what each process has of a product: all of it, or the process's own rows."""
@@ -123,24 +126,38 @@ class ColumnParallelMMT(ParallelMMT):
             ctx["x"] = nvte.by_columns(memo.pop(("part", self.position)))
         return ctx
 
-    def taken_x(self, ctx: Context) -> nvte.Tensor:
-        return self.gathered(ctx["x"], rowwise=False, columnwise=True) if self.sequence_parallel else super().taken_x(ctx)
+    def products(
+        self, ctx: Context, dy: nvte.Tensor, of_weight: Callable[[nvte.Tensor], T], addend: nvte.Tensor | None = None
+    ) -> tuple[nvte.Tensor | None, T]:
+        """x is gathered while the product of dx is computed, and dx is summed while that of the weight is."""
+        gather = self._begin_gather(ctx) if self.sequence_parallel else None
+        partial = super().dx(ctx, dy)
+        x = super().taken_x(ctx) if gather is None else gather()
+        if partial is None:
+            return None, of_weight(x)
+        sum_ = nvte.begin_sum(partial, self.group, scatter=self.sequence_parallel)
+        found = of_weight(x)
+        return self._added(sum_.end(), addend), found
 
     def dx(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> nvte.Tensor | None:
         partial = super().dx(ctx, dy)
-        if partial is None:
-            return None
-        dx = self.summed(partial)
+        return None if partial is None else self._added(self.summed(partial), addend)
+
+    def _begin_gather(self, ctx: Context) -> Callable[[], nvte.Tensor]:
+        type, underway = self.gathered_type(rowwise=False, columnwise=True), nvte.begin_all_gather(ctx["x"], self.group, rowwise=False)
+        return lambda: nvte.cast_checked(underway.end(), type)
+
+    def _added(self, dx: nvte.Tensor, addend: nvte.Tensor | None) -> nvte.Tensor:
         return dx if addend is None else nvte.add(dx, addend, self.dx_dtype)
 
     def messages(self, kind: nvte.PassKind, rows: int) -> Iterator[Message]:
         if self.process is None:
             return
         if kind == "backward":
-            if self.wants("x"):
-                yield self._of_sum("dx", self.rows_of_y(rows), self.weight.shape[1], self.dx_dtype)
             if self.sequence_parallel and self.wants("weight"):
                 yield from self._of_gathered(kind, rows, rowwise=False, columnwise=True, again=True)
+            if self.wants("x"):
+                yield self._of_sum("dx", self.rows_of_y(rows), self.weight.shape[1], self.dx_dtype)
         elif self.sequence_parallel:
             yield from self._of_gathered(kind, rows, rowwise=True, columnwise=False)
 

@@ -271,6 +271,27 @@ class Prim:
         Raises ``ArgumentError`` for another reduction.
         """
 
+    @function("x")
+    def prim_begin_all_gather(self, x: Tensor, group: Any = None) -> tuple[Any, Any]:
+        """``(result, work)``: begin ``prim_all_gather``, and do not wait for it.
 
-COLLECTIVES = tuple(name for name in vars(Prim) if name in DECLARATIONS and "group" in DECLARATIONS[name].signature.parameters)
+        ``result`` is what that gives once ``prim_end_collective`` has waited for ``work``: until then it is not read, and ``x`` is not written. The
+        processes of ``group`` begin their collectives in one order.
+        """
+
+    @function("x")
+    def prim_begin_reduce_scatter(self, x: Tensor, group: Any = None) -> tuple[Any, Any]:
+        """The same of ``prim_reduce_scatter``."""
+
+    @function("x")
+    def prim_begin_all_reduce(self, x: Tensor, group: Any = None) -> tuple[Any, Any]:
+        """The same of ``prim_all_reduce``, which sums."""
+
+    @function("x")
+    def prim_end_collective(self, x: Tensor, work: Any) -> Any:
+        """``x``, the result of a collective that was begun, when its ``work`` is done."""
+
+
+_OF_A_GROUP = (name for name in vars(Prim) if name in DECLARATIONS and "group" in DECLARATIONS[name].signature.parameters)
+COLLECTIVES = (*_OF_A_GROUP, "prim_end_collective")
 """What the processes of a group call together."""

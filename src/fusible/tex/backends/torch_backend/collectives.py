@@ -23,15 +23,30 @@ _REDUCTIONS = ("sum", "max", "mean")
 
 class CollectiveKernels(Prim):
     def prim_all_gather(self, x: Tensor, group: Any = None) -> Any:
-        group = process_group(group)
-        size = _size(group, "prim.all_gather")
-        _check_rows(x, "prim.all_gather")
-        if size == 1:
-            return x
-        whole = x.new_empty((size * x.shape[0], *x.shape[1:]))
-        if not x.is_meta:
-            _all_gather(whole, x.contiguous(), group=group)
-        return whole
+        return _begin_gather(x, group, "prim.all_gather")[0]
+
+    def prim_reduce_scatter(self, x: Tensor, group: Any = None) -> Any:
+        return _begin_reduce_scatter(x, group, "prim.reduce_scatter")[0]
+
+    def prim_all_reduce(self, x: Tensor, group: Any = None, reduction: str = "sum") -> Any:
+        if reduction not in _REDUCTIONS:
+            of = "the reduction of prim.all_reduce"
+            raise ArgumentError(expected(f"one of {', '.join(_REDUCTIONS)}", of=of, got=repr(reduction), do="name one of these"))
+        return _begin_reduce(x, group, "prim.all_reduce", reduction=reduction)[0]
+
+    def prim_begin_all_gather(self, x: Tensor, group: Any = None) -> tuple[Any, Any]:
+        return _begin_gather(x, group, "prim.begin_all_gather", behind=True)
+
+    def prim_begin_reduce_scatter(self, x: Tensor, group: Any = None) -> tuple[Any, Any]:
+        return _begin_reduce_scatter(x, group, "prim.begin_reduce_scatter", behind=True)
+
+    def prim_begin_all_reduce(self, x: Tensor, group: Any = None) -> tuple[Any, Any]:
+        return _begin_reduce(x, group, "prim.begin_all_reduce", behind=True)
+
+    def prim_end_collective(self, x: Tensor, work: Any) -> Any:
+        if work is not None:
+            work.wait()
+        return x
 
     def prim_all_to_all(self, x: Tensor, group: Any = None) -> Any:
         group = process_group(group)
@@ -80,29 +95,37 @@ class CollectiveKernels(Prim):
         check_shape(counts, (size, len(sizes) // size), "counts of prim.return_groups")
         return _exchanged(_in_order(y, counts.T), counts, sizes.to(torch.int64).view(size, -1), group)
 
-    def prim_reduce_scatter(self, x: Tensor, group: Any = None) -> Any:
-        group = process_group(group)
-        size = _size(group, "prim.reduce_scatter")
-        _check_parts(x, size, "prim.reduce_scatter")
-        if size == 1:
-            return x
-        part = x.new_empty((x.shape[0] // size, *x.shape[1:]))
-        if not x.is_meta:
-            _reduce_scatter(part, x.contiguous(), group=group)
-        return part
 
-    def prim_all_reduce(self, x: Tensor, group: Any = None, reduction: str = "sum") -> Any:
-        if reduction not in _REDUCTIONS:
-            of = "the reduction of prim.all_reduce"
-            raise ArgumentError(expected(f"one of {', '.join(_REDUCTIONS)}", of=of, got=repr(reduction), do="name one of these"))
-        group = process_group(group)
-        size = _size(group, "prim.all_reduce")
-        if size == 1:
-            return x
-        result = x.to(accumulator(x.dtype) if reduction == "mean" else x.dtype, memory_format=torch.contiguous_format, copy=True)
-        if not x.is_meta:
-            dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM, group=group)
-        return result.div_(size).to(x.dtype) if reduction == "mean" else result
+def _begin_gather(x: Tensor, group: Any, of: str, *, behind: bool = False) -> tuple[Tensor, Any]:
+    """The result and, where it is computed ``behind`` what follows, what to wait for."""
+    group = process_group(group)
+    size = _size(group, of)
+    _check_rows(x, of)
+    if size == 1:
+        return x, None
+    whole = x.new_empty((size * x.shape[0], *x.shape[1:]))
+    return whole, None if x.is_meta else _all_gather(whole, x.contiguous(), group=group, async_op=behind)
+
+
+def _begin_reduce_scatter(x: Tensor, group: Any, of: str, *, behind: bool = False) -> tuple[Tensor, Any]:
+    group = process_group(group)
+    size = _size(group, of)
+    _check_parts(x, size, of)
+    if size == 1:
+        return x, None
+    part = x.new_empty((x.shape[0] // size, *x.shape[1:]))
+    return part, None if x.is_meta else _reduce_scatter(part, x.contiguous(), group=group, async_op=behind)
+
+
+def _begin_reduce(x: Tensor, group: Any, of: str, *, reduction: str = "sum", behind: bool = False) -> tuple[Tensor, Any]:
+    group = process_group(group)
+    size = _size(group, of)
+    if size == 1:
+        return x, None
+    result = x.to(accumulator(x.dtype) if reduction == "mean" else x.dtype, memory_format=torch.contiguous_format, copy=True)
+    kind = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
+    work = None if x.is_meta else dist.all_reduce(result, kind, group=group, async_op=behind)
+    return result.div_(size).to(x.dtype) if reduction == "mean" else result, work
 
 
 def _size(group: Any, of: str) -> int:
