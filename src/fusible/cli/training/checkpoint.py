@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKPOINT_FILES",
-    "MOMENT_KINDS",
-    "RNG_STATE",
     "Checkpoint",
+    "MOMENT_KINDS",
     "Manifest",
+    "RNG_STATE",
     "Shards",
     "files_of_checkpoints",
     "has_checkpoint",

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from fusible import tex
-from fusible.cli.training.checkpoint import RNG_STATE, MOMENT_KINDS, Checkpoint, Shards
+from fusible.cli.training.checkpoint import MOMENT_KINDS, RNG_STATE, Checkpoint, Shards
 from fusible.cli.training.model import ByteGPT, Stage
 from fusible.cli.training.observation import join_summaries, summarize_calls
 from fusible.cli.training.options import TrainOptions
