@@ -224,7 +224,7 @@ Problem read_problem(const StridedView& q, const StridedView& k, const StridedVi
 
 const Kernels& kernels_for(ElementKind kind) {
 #if defined(FUSIBLE_X86_KERNELS)
-    if (current_level() == Level::Avx512Bf16 && avx512bf16::kernels.takes[table_index(kind)]) return avx512bf16::kernels;
+    if (current_level() >= Level::Avx512Bf16 && avx512bf16::kernels.takes[table_index(kind)]) return avx512bf16::kernels;
 #endif
     (void)kind;
     return FUSIBLE_SELECT(kernels);

@@ -14,8 +14,8 @@ namespace {
 
 const Kernels& kernels_for(ElementKind a, ElementKind b) {
 #if defined(FUSIBLE_X86_KERNELS)
-    const auto& halves = avx512bf16::kernels;
-    if (current_level() == Level::Avx512Bf16 && halves.takes[table_index(a)] && halves.takes[table_index(b)]) return halves;
+    const auto& halves = current_level() == Level::Amx ? amx::kernels : avx512bf16::kernels;
+    if (current_level() >= Level::Avx512Bf16 && halves.takes[table_index(a)] && halves.takes[table_index(b)]) return halves;
 #endif
     return FUSIBLE_SELECT(kernels);
 }

@@ -1,6 +1,7 @@
 // The table of one level: compiled once a level, with that level's flags and FUSIBLE_LEVEL as its namespace.
 #include "gemm/kernels.hpp"
 
+#include "gemm/amx.hpp"
 #include "gemm/epilogue.hpp"
 #include "gemm/few_rows.hpp"
 #include "gemm/pack.hpp"
@@ -57,7 +58,7 @@ void multiply_slab(int vectors, const Block& block, std::int64_t u, std::int64_t
     if constexpr (kWidth > 1) multiply_slab<kWidth - 1>(vectors, block, u, depth, b, sums, ahead);
 }
 
-void multiply(const Block& block) {
+[[maybe_unused]] void multiply(const Block& block) {
     const int panels = (block.cols + kNR - 1) / kNR;
     const std::int64_t tiles = (block.rows + kMR - 1) / kMR;
     Ahead ahead(block.ahead, block.ahead_bytes, panels * tiles * Ahead::times(block.kc));
@@ -98,11 +99,21 @@ extern const Kernels kernels;
 #define FUSIBLE_TAKES {false, false, true, true, true}
 constexpr ElementKind kUnitsKind = ElementKind::BFloat16;
 
+#if defined(__AMX_BF16__)
+constexpr bool kReadsTiles = true;
+constexpr auto kMultiply = multiply_by_tiles;
+#else
+constexpr bool kReadsTiles = false;
+constexpr auto kMultiply = multiply;
+#endif
+
 #else
 
 #define FUSIBLE_PACKERS(pack) {pack<float>, pack<f16>, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
 #define FUSIBLE_TAKES {true, true, true, true, true}
 constexpr ElementKind kUnitsKind = ElementKind::Float32;
+constexpr bool kReadsTiles = false;
+constexpr auto kMultiply = multiply;
 
 #endif
 
@@ -112,10 +123,13 @@ const Kernels kernels = {
     kNR,
     FUSIBLE_TAKES,
     kUnitsKind,
+    kReadsTiles,
     FUSIBLE_PACKERS(pack_rows),
     FUSIBLE_PACKERS(pack_across),
     FUSIBLE_PACKERS(pack_turned),
-    multiply,
+    FUSIBLE_PACKERS(pack_tiles),
+    FUSIBLE_PACKERS(pack_tiles_down),
+    kMultiply,
     turn,
     FUSIBLE_PACKERS(multiply_few_rows),
     finish_block,

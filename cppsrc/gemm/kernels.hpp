@@ -11,7 +11,7 @@ namespace fusible::gemm {
 
 /// A block of a product, of packed operands: sums[r, c] (+)= sum over u of a[r, u] b[u, c].
 struct Block {
-    const std::int32_t* a;  // unit u of row r at a[r * row_stride + u * unit_stride]
+    const std::int32_t* a;  // unit u of row r at a[r * row_stride + u * unit_stride]; or in squares, whose rows have row_stride units
     std::ptrdiff_t row_stride;
     std::ptrdiff_t unit_stride;
     int rows;
@@ -75,6 +75,7 @@ struct Kernels {
     int nr;     // columns of a micro-panel
     bool takes[kElementKinds];
     ElementKind units_kind;  // the kind of which elements in a row are units as they lie
+    bool reads_tiles;        // whether the A of a block lies in squares of `lanes` rows and units
 
     /// [rows, depth] contiguous in depth -> out[r][u]; see pack.hpp for all three.
     void (*pack_rows[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,
@@ -84,6 +85,12 @@ struct Kernels {
                                        std::int64_t out_stride);
     /// [rows <= NR, depth] contiguous in depth -> out[u][r].
     void (*pack_turned[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out);
+
+    /// [rows, depth], and [depth, width] whose columns are the rows, in squares: for kernels that read tiles.
+    void (*pack_tiles[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,
+                                      std::int64_t out_stride);
+    void (*pack_tiles_down[kElementKinds])(const void* source, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out,
+                                           std::int64_t out_stride);
 
     void (*multiply)(const Block& block);
 
@@ -98,6 +105,9 @@ struct Kernels {
 
 FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 namespace avx512bf16 {
+extern const Kernels kernels;
+}
+namespace amx {
 extern const Kernels kernels;
 }
 

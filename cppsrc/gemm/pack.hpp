@@ -71,6 +71,40 @@ void pack_across(const void* untyped, std::int64_t stride, std::int64_t depth, s
     }
 }
 
+/// Where the kLanes units from u on of row r lie in an operand that is cut into squares of kLanes rows and units, one square after another along a row.
+/// `stride`: units of a row, whole vectors.
+inline std::int32_t* in_squares(std::int32_t* out, std::int64_t stride, std::int64_t r, std::int64_t u) {
+    return out + r / kLanes * kLanes * stride + u * kLanes + r % kLanes * kLanes;
+}
+
+/// Rows that are contiguous in the contracted dimension, in squares.
+template <class S>
+void pack_tiles(const void* untyped, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
+    const S* source = static_cast<const S*>(untyped);
+    for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t k = 0; k < depth; k += kRun)
+            store_units(in_squares(out, out_stride, r, k / kDepth), units_along(source + r * stride + k, depth - k));
+}
+
+/// The same of a matrix [depth, width] that is contiguous in its width: its columns are the rows.
+template <class S>
+void pack_tiles_down(const void* untyped, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out, std::int64_t out_stride) {
+    const std::int64_t units = (depth + kDepth - 1) / kDepth;
+    alignas(64) std::int32_t across[kLanes * kLanes];
+    for (std::int64_t j = 0; j < width; j += kLanes) {
+        const std::int64_t some = width - j < kLanes ? width - j : kLanes;
+        for (std::int64_t u = 0; u < units; u += kLanes) {
+            const std::int64_t first = u * kDepth;
+            const std::int64_t elements = depth - first < kRun ? depth - first : kRun;
+            pack_across<S>(static_cast<const S*>(untyped) + first * stride + j, stride, elements, some, across, kLanes);
+            Units square[kLanes];
+            for (std::int64_t i = 0; i < kLanes; ++i) square[i] = i * kDepth < elements ? load_units(across + i * kLanes) : units_along(Padded<S>().at);
+            transpose_units(square);
+            for (std::int64_t i = 0; i < some; ++i) store_units(in_squares(out, out_stride, j + i, u), square[i]);
+        }
+    }
+}
+
 /// A micro-panel of up to kNR rows that are contiguous in the contracted dimension, turned: out[u][r], with zeros for the rows that it lacks.
 template <class S>
 void pack_turned(const void* untyped, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out) {

@@ -24,10 +24,20 @@ void pack_a_panel(const Product& p, std::int64_t row, std::int64_t end, std::int
     p.kernels.pack_turned[table_index(p.a.kind)](p.a.at(first, 0), p.a.cols, std::min(nr, end - first), p.k, out);
 }
 
+namespace {
+
+/// Whether a packed block of A lies as a transposed A does.
+bool in_columns(const Product& p) { return p.a.transposed && !p.kernels.reads_tiles; }
+
+/// Rows for which there is memory in a packed block: squares are whole.
+std::int64_t rows_packed(const Product& p, std::int64_t rows) { return p.kernels.reads_tiles ? round_up(rows, p.kernels.lanes) : rows; }
+
+}  // namespace
+
 std::int64_t a_block_units(const Product& p, const Round& round) {
     const std::int64_t lanes = p.kernels.lanes;
     const std::int64_t units = p.units(round.kc);
-    return p.a.transposed ? units * round_up(p.chunk_rows, lanes) : p.chunk_rows * round_up(units, lanes);
+    return in_columns(p) ? units * round_up(p.chunk_rows, lanes) : rows_packed(p, p.chunk_rows) * round_up(units, lanes);
 }
 
 Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::int32_t* out) {
@@ -39,9 +49,14 @@ Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::in
     block.rows = static_cast<int>(rows);
     block.kc = p.units(round.kc);
     block.panel_stride = block.kc * p.kernels.nr;
-    block.unit_stride = p.a.transposed ? round_up(rows, lanes) : 1;
-    block.row_stride = p.a.transposed ? 1 : round_up(block.kc, lanes);
-    if (p.a.transposed)
+    block.unit_stride = in_columns(p) ? round_up(rows, lanes) : 1;
+    block.row_stride = in_columns(p) ? 1 : round_up(block.kc, lanes);
+    const int kind = table_index(p.a.kind);
+    if (p.kernels.reads_tiles && p.a.transposed)
+        p.kernels.pack_tiles_down[kind](p.a.at(round.k0, row), p.a.cols, round.kc, rows, out, block.row_stride);
+    else if (p.kernels.reads_tiles)
+        p.kernels.pack_tiles[kind](p.a.at(row, round.k0), p.a.cols, rows, round.kc, out, block.row_stride);
+    else if (p.a.transposed)
         p.kernels.pack_across[table_index(p.a.kind)](p.a.at(round.k0, row), p.a.cols, round.kc, rows, out, block.unit_stride);
     else
         p.kernels.pack_rows[table_index(p.a.kind)](p.a.at(row, round.k0), p.a.cols, rows, round.kc, out, block.row_stride);
@@ -53,14 +68,16 @@ void read_b_rows(const Product& p, std::int64_t col, std::int64_t cols, Block& b
     const auto* const units = static_cast<const std::int32_t*>(p.b.at(col, 0));
     block.rows = static_cast<int>(cols);
     block.unit_stride = 1;
-    if (p.b.kind == p.kernels.units_kind && p.k % depth == 0 && reinterpret_cast<std::uintptr_t>(units) % alignof(std::int32_t) == 0) {
+    const bool in_rows = !p.kernels.reads_tiles;
+    if (in_rows && p.b.kind == p.kernels.units_kind && p.k % depth == 0 && reinterpret_cast<std::uintptr_t>(units) % alignof(std::int32_t) == 0) {
         block.a = units;
         block.row_stride = p.k / depth;
         return;
     }
     block.row_stride = round_up(p.units(p.k), p.kernels.lanes);
-    auto* const decoded = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
-    p.kernels.pack_rows[table_index(p.b.kind)](p.b.at(col, 0), p.b.cols, cols, p.k, decoded, block.row_stride);
+    auto* const decoded = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(rows_packed(p, cols) * block.row_stride));
+    const auto pack = in_rows ? p.kernels.pack_rows : p.kernels.pack_tiles;
+    pack[table_index(p.b.kind)](p.b.at(col, 0), p.b.cols, cols, p.k, decoded, block.row_stride);
     block.a = decoded;
 }
 

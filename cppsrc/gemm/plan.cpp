@@ -64,7 +64,7 @@ std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes) {
 Plan plan_for(const Product& p) {
     if (p.b.transposed && !p.a.transposed) {
         if (p.m <= kMaxFewRows) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
-        if (turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
+        if (!p.kernels.reads_tiles && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
     }
     const std::int64_t nr = p.kernels.nr;
     if (p.m <= kSharedARows && p.k <= kMaxKC && p.n >= 2 * p.threads * nr) return {Schedule::SharedA, p.chunk_rows, shared_a_nc(p), p.k};

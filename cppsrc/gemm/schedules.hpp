@@ -21,7 +21,8 @@ void run_shared_a(Product& p, const Plan& plan);
 /// For the layout in which the rows of both operands are contiguous in K (TN, the forward pass of a linear layer), where A is small beside B or B beyond
 /// the second cache. The roles are exchanged: A is packed in micro-panels of NR of its rows and kept, MC of them at a time, and the rows of B stand where
 /// those of A else do, which as they lie are what the micro-kernel broadcasts from (or are decoded, NC rows at a time). So B is read once and packed
-/// never. The sums come out as the transpose of C, and are turned in cache before the epilogue.
+/// never. The sums come out as the transpose of C, and are turned in cache before the epilogue. Kernels of tiles pack both
+/// operands anyhow, and have no use for it.
 void run_turned(Product& p, const Plan& plan);
 
 /// For at most kMaxFewRows rows in the same layout, as in generation token by token: the time is that of reading B once, so that B is decoded in

@@ -8,7 +8,10 @@ namespace {
 
 using namespace simd::FUSIBLE_LEVEL;
 
-#if defined(FUSIBLE_SIMD_AVX512)
+#if defined(__AMX_BF16__)
+constexpr int kVectors = 2;  // two tiles (amx.hpp)
+constexpr int kMR = 12;
+#elif defined(FUSIBLE_SIMD_AVX512)
 constexpr int kVectors = 4;
 constexpr int kMR = 6;  // 24 sums, 4 vectors and 1 broadcast of 32 registers
 #elif defined(FUSIBLE_SIMD_AVX2)

@@ -4,14 +4,38 @@
 
 #include "fusible/errors.hpp"
 
+#if defined(FUSIBLE_X86_KERNELS)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
 namespace fusible {
 
 namespace {
 
-constexpr const char* kNames[] = {"generic", "avx2", "avx512", "avx512bf16"};
+constexpr const char* kNames[] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
 
 #if defined(FUSIBLE_X86_KERNELS)
-constexpr int kCompiled = 4;
+constexpr int kCompiled = 5;
+
+/// Whether the CPU has AMX for bf16, and the system lets this process use it, which asks for room to save the tiles in.
+bool has_tiles() {
+#if defined(__linux__)
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+    constexpr unsigned kTiles = 1u << 24;
+    constexpr unsigned kBf16 = 1u << 22;
+    if ((edx & kTiles) == 0 || (edx & kBf16) == 0) return false;
+    constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    constexpr long kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
 
 bool runs(int level) {
     switch (level) {
@@ -22,8 +46,10 @@ bool runs(int level) {
         case 2:
             return runs(1) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-        default:
+        case 3:
             return runs(2) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+        default:
+            return runs(3) && has_tiles();
     }
 }
 #else
@@ -78,6 +104,7 @@ std::vector<std::string> cpu_features() {
     FUSIBLE_FEATURE("avx512dq")
     FUSIBLE_FEATURE("avx512vbmi")
     FUSIBLE_FEATURE("avx512bf16")
+    if (has_tiles()) features.emplace_back("amx_bf16");
 #undef FUSIBLE_FEATURE
 #endif
     return features;

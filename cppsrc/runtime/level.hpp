@@ -6,7 +6,7 @@
 
 namespace fusible {
 
-enum class Level : int { Generic = 0, Avx2 = 1, Avx512 = 2, Avx512Bf16 = 3 };
+enum class Level : int { Generic = 0, Avx2 = 1, Avx512 = 2, Avx512Bf16 = 3, Amx = 4 };
 
 const char* name_of(Level level);
 

@@ -5,10 +5,11 @@
 
 namespace fusible {
 
-/// The best table that the level in force can run. The level of bf16 dot products, which only a matrix product uses, runs that of AVX-512.
+/// The best table that the level in force can run. The levels of bf16 dot products and of tiles, which only products use, run that of AVX-512.
 template <class Table>
 const Table& select(const Table& generic, const Table& avx2, const Table& avx512) {
     switch (current_level()) {
+        case Level::Amx:
         case Level::Avx512Bf16:
         case Level::Avx512:
             return avx512;

@@ -180,7 +180,7 @@ TE_FL_PLUGIN_MODULES = Knob(
 )
 FUSIBLE_CPU_LEVEL = _choice(
     "FUSIBLE_CPU_LEVEL",
-    ("generic", "avx2", "avx512", "avx512bf16"),
+    ("generic", "avx2", "avx512", "avx512bf16", "amx"),
     "",
     "the highest instruction set that the native kernels may use; default: the best that the CPU has",
 )

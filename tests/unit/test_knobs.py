@@ -36,7 +36,7 @@ _TABLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "TE_FL_ALLOW_VENDORS": ({"NVIDIA": frozenset({"nvidia"}), "a, b ,,a": frozenset({"a", "b"})}, (",", " , ")),
     "TE_FL_DENY_VENDORS": ({"NVIDIA": frozenset({"nvidia"}), "a,Moore Threads": frozenset({"a", "moore threads"})}, (",", ",,")),
     "TE_FL_PLUGIN_MODULES": ({"a": ("a",), " a , b.c ,,": ("a", "b.c"), ",": ()}, ()),
-    "FUSIBLE_CPU_LEVEL": ({name: name for name in ("generic", "avx2", "avx512", "avx512bf16")}, ("avx", "sse", "avx-512", "best")),
+    "FUSIBLE_CPU_LEVEL": ({name: name for name in ("generic", "avx2", "avx512", "avx512bf16", "amx")}, ("avx", "sse", "avx-512", "best")),
     "RANK": ({"0": 0, "3": 3}, ("-1", "1.5", "first")),
     "WORLD_SIZE": ({"1": 1, "8": 8}, ("-1", "1.5", "all")),
     "FUSIBLE_NUM_THREADS": ({"0": 0, "1": 1, "016": 16, "1024": 1024}, ("-1", "1.5", "1025", "9" * 30, "1_0", "all", "0x4", "+2", "\u0661", "1 2")),

@@ -119,7 +119,7 @@ def check(case: Case, t: Tensors, got: Results, level: str, kept: Tensor | None 
 
     half = 0.5001 * torch.finfo(t.q.dtype).eps
     work = (case.width + case.value_width + 16) * 8 * EPS32
-    rounded = half if level == "avx512bf16" and t.q.dtype is torch.bfloat16 else 0.0
+    rounded = half if level in ("avx512bf16", "amx") and t.q.dtype is torch.bfloat16 else 0.0
 
     def close(found: Tensor, expected: Tensor, error: Tensor | float, eps: float = half) -> None:
         finite = expected.isfinite()

@@ -31,7 +31,7 @@ def products_gain(A: Hashable, B: Hashable) -> str | None:
         return None
     if kinds == (_BF16, _BF16) and native.get_level() == "avx512bf16":
         return None
-    return "serves products with an FP8 operand, and of bfloat16 where the CPU has dot products of it; others are left to torch's own"
+    return "serves products with an FP8 operand, and of bfloat16 where the CPU has dot products of it and no tiles; others are left to torch's own"
 
 
 def _better_here(request: Request) -> str | None:
