@@ -10,6 +10,10 @@ void bind_casts(pybind11::module_& m) {
     define(m, "quantize", cast::quantize, reads<1, 3, 9>, arg("src"), arg("dst"), arg("scale"), arg("fp8_dtype"), arg("dst_transposed") = none,
           arg("amax") = none, arg("accumulate_amax") = false, arg("bias_grad") = none, arg("noop") = none, arg("num_threads") = 0);
     define(m, "dequantize", cast::dequantize, reads<1, 3>, arg("src"), arg("dst"), arg("scale_inv"), arg("fp8_dtype"), arg("num_threads") = 0);
+    define(m, "quantize_mxfp8", cast::quantize_mxfp8, reads<1>, arg("src"), arg("fp8_dtype"), arg("dst") = none, arg("exponents") = none,
+          arg("dst_columns") = none, arg("exponents_columns") = none, arg("tiled") = false, arg("num_threads") = 0);
+    define(m, "dequantize_mxfp8", cast::dequantize_mxfp8, reads<1, 2>, arg("src"), arg("exponents"), arg("along_rows"), arg("dst"), arg("fp8_dtype"),
+          arg("num_threads") = 0);
     define(m, "amax", cast::amax, reads<1>, arg("src"), arg("out") = none, arg("num_threads") = 0);
     define(m, "transpose_bytes", cast::transpose_bytes, reads<1>, arg("src"), arg("dst"), arg("num_threads") = 0);
 }

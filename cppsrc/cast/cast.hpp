@@ -15,6 +15,13 @@ float amax(const TensorView& src, const OptionalView& out, int num_threads);
 /// dst = value(src) * scale_inv.
 void dequantize(const TensorView& src, const TensorView& dst, Scalar scale_inv, DType fp8_dtype, int num_threads);
 
+/// MXFP8: codes and exponents of blocks along rows, along columns, or both.
+void quantize_mxfp8(const TensorView& src, DType fp8_dtype, const OptionalView& dst, const OptionalView& exponents, const OptionalView& dst_columns,
+                    const OptionalView& exponents_columns, bool tiled, int num_threads);
+
+/// dst = value(src) * 2^(exponent - 127); whether products of such values in bf16 are what they are in float.
+bool dequantize_mxfp8(const TensorView& src, const TensorView& exponents, bool along_rows, const TensorView& dst, DType fp8_dtype, int num_threads);
+
 /// dst[c, r] = src[r, c], for one-byte elements; src is read as [rows, cols] with its last dimension as cols.
 void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threads);
 

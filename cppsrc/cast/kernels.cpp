@@ -1,6 +1,7 @@
 // The table of one level: compiled once a level, with that level's flags and FUSIBLE_LEVEL as its namespace.
 #include "cast/kernels.hpp"
 
+#include "cast/mx_bands.hpp"
 #include "cast/strips.hpp"
 
 namespace fusible::cast::FUSIBLE_LEVEL {
@@ -17,6 +18,11 @@ const Kernels kernels = {
     {amax_of<float>, amax_of<f16>, amax_of<bf16>},
     {{dequantize<E4M3, float>, dequantize<E4M3, f16>, dequantize<E4M3, bf16>},
      {dequantize<E5M2, float>, dequantize<E5M2, f16>, dequantize<E5M2, bf16>}},
+    {{quantize_mx<float, E4M3>, quantize_mx<float, E5M2>},
+     {quantize_mx<f16, E4M3>, quantize_mx<f16, E5M2>},
+     {quantize_mx<bf16, E4M3>, quantize_mx<bf16, E5M2>}},
+    {{dequantize_mx<E4M3, float>, dequantize_mx<E4M3, f16>, dequantize_mx<E4M3, bf16>},
+     {dequantize_mx<E5M2, float>, dequantize_mx<E5M2, f16>, dequantize_mx<E5M2, bf16>}},
     transpose_tile,
 };
 

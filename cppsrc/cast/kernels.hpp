@@ -29,12 +29,44 @@ struct StripArguments {
     float* column_sums;  // [cols], added to
 };
 
+/// Elements that share an exponent in MXFP8.
+constexpr int kMxBlock = 32;
+
+/// The exponents of values that a product in bf16 computes as one in float does: no product of two is subnormal, none is infinite.
+constexpr int kPlainExponent = 60;
+
+/// A band of kMxBlock rows of a matrix, `cols` (whole blocks) wide. Null outputs are not written.
+struct MxBand {
+    const void* source;
+    std::ptrdiff_t stride;  // of the source and of both codes
+    int cols;
+    std::uint8_t* codes;
+    std::uint8_t* exponents;  // [kMxBlock, cols / kMxBlock], one for each block along a row
+    std::ptrdiff_t exponents_stride;
+    std::uint8_t* column_codes;
+    std::uint8_t* column_exponents;  // [cols], one for each block along a column
+    bool tiled;                      // one exponent for each square of kMxBlock, written for each of its lines
+};
+
+/// A band of one copy: `rows` <= kMxBlock rows whose blocks lie along them, or the kMxBlock rows of blocks that lie along columns.
+struct MxCodes {
+    const std::uint8_t* codes;
+    std::ptrdiff_t stride;  // of the codes and of the values
+    int rows;
+    int cols;
+    const std::uint8_t* exponents;
+    std::ptrdiff_t exponents_stride;
+    bool along_rows;
+};
+
 /// Functions that look at wide floats return max |x| as the bits of a float: +inf and NaN compare above every finite number.
 struct Kernels {
     std::int32_t (*quantize[kWideKinds][kFormats])(const void* source, std::uint8_t* codes, std::size_t count, float scale);
     std::int32_t (*quantize_strip[kWideKinds][kFormats])(const StripArguments& strip);
     std::int32_t (*amax[kWideKinds])(const void* source, std::size_t count);
     void (*dequantize[kFormats][kWideKinds])(const std::uint8_t* codes, void* out, std::size_t count, float scale_inv);
+    void (*quantize_mx[kWideKinds][kFormats])(const MxBand& band);
+    bool (*dequantize_mx[kFormats][kWideKinds])(const MxCodes& band, void* out);  // whether all values are plain, or zero
     void (*transpose_tile)(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride);
 };
 

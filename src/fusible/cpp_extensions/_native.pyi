@@ -74,6 +74,39 @@ def dequantize(src: TensorLike, dst: TensorLike, scale_inv: float | TensorLike, 
     ``src`` holds codes as uint8 or as the FP8 dtype, ``dst`` as many elements.
     """
 
+def quantize_mxfp8(
+    src: TensorLike,
+    fp8_dtype: DTypeLike,
+    dst: TensorLike | None = None,
+    exponents: TensorLike | None = None,
+    dst_columns: TensorLike | None = None,
+    exponents_columns: TensorLike | None = None,
+    tiled: bool = False,
+    num_threads: int = 0,
+) -> None:
+    """MXFP8: ``dst = fp8(src / 2^e)`` in blocks of 32 along each row, and, or, along each column; both from one read.
+
+    ``2^e`` is the least power of two that is not below ``amax / fp8_max`` of the block, and its byte is ``e + 127``: 0 for a block of zeros, 0xFE
+    where there is an infinity, 0xFF where there is a NaN, of which all codes are NaN then. Source: OCP Microscaling Formats specification 1.0 (2023).
+
+    Args:
+        src: ``[*leading, cols]`` float32, float16 or bfloat16; read as a matrix ``[rows, cols]`` whose sizes are multiples of 32.
+        fp8_dtype: float8_e4m3fn or float8_e5m2.
+        dst: as many elements, uint8 or the FP8 dtype; with ``exponents``, a matrix of at least ``rows x cols / 32`` bytes.
+        dst_columns: the same; with ``exponents_columns``, a matrix of at least ``rows / 32 x cols`` bytes.
+        tiled: squares of 32 have one exponent, which each of their lines repeats; the two copies have equal codes.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
+def dequantize_mxfp8(src: TensorLike, exponents: TensorLike, along_rows: bool, dst: TensorLike, fp8_dtype: DTypeLike, num_threads: int = 0) -> bool:
+    """``dst = value(src) * 2^(exponent - 127)``, in float32 and rounded once to the dtype of ``dst``; NaN for an exponent of 0xFF.
+
+    ``src``, ``exponents``: a copy that ``quantize_mxfp8`` gives, whose blocks lie along rows or columns. The result says whether every value is 0 or
+    within 2^-60 .. 2^60: then bfloat16 holds all of them, and no product of two is subnormal or infinite.
+    """
+
 def amax(src: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:
     """``max |src|``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty; also written to ``out``, float32 ``[1]``."""
 

@@ -14,9 +14,9 @@ from fusible.conformance.cases.scale_order import used
 from fusible.errors import ArgumentError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
-from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
 from fusible.tex.backends.torch_backend.swizzle import _swizzled_group, _swizzled_there
 from fusible.tex.calls.grouped import layout_of_grouped
+from fusible.tex.calls.scale_order import swizzle, unswizzle
 from fusible.tex.formats import MXFP8, NVFP4
 
 on_all = on_backends(

@@ -121,6 +121,20 @@ def dequantize() -> dict[str, Any]:
     return {"src": src, "dst": torch.zeros(ROWS, COLS), "scale_inv": torch.tensor([0.5]), "fp8_dtype": E4M3}
 
 
+@_call("dst", "exponents", "dst_columns", "exponents_columns")
+def quantize_mxfp8() -> dict[str, Any]:
+    return {
+        "src": _x(32, 64), "fp8_dtype": E4M3, "dst": _codes(32, 64), "exponents": _codes(32, 2), "dst_columns": _codes(32, 64),
+        "exponents_columns": _codes(1, 64),
+    }  # fmt: skip
+
+
+@_call("dst")
+def dequantize_mxfp8() -> dict[str, Any]:
+    src = torch.arange(32 * 64).remainder(120).to(torch.uint8).view(32, 64)
+    return {"src": src, "exponents": torch.full((32, 2), 120, dtype=torch.uint8), "along_rows": True, "dst": torch.zeros(32, 64), "fp8_dtype": E4M3}
+
+
 @_call("out")
 def amax() -> dict[str, Any]:
     return {"src": _x(ROWS, COLS), "out": torch.zeros(1)}

@@ -165,6 +165,56 @@ def dequantize(m: Maker) -> Call:
     return Call("dequantize", arguments, {"dst": (codes.view(fp8).float() * 0.375).to(dtype)})
 
 
+def _mx(blocks: Tensor, fp8: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes and exponents of blocks, the last dimension of ``[..., 32]``: the least power of two that is not below ``amax / fp8_max``."""
+    mantissa, exponent = torch.frexp(blocks.abs().amax(-1) * torch.tensor(1 / _LARGEST[fp8]))
+    exponent = torch.where(mantissa == 0, -127, exponent - (mantissa == 0.5).int()).clamp(-127, 127)
+    codes = _encoded((blocks.double() * torch.exp2(-exponent.double())[..., None]).float(), fp8)
+    return codes, (exponent + 127).to(torch.uint8)
+
+
+@_generator
+def quantize_mxfp8(m: Maker) -> Call:
+    rows, cols, fp8, ways = 32 * m.rng.randrange(4), 32 * m.rng.randrange(5), m.rng.choice(FP8), m.rng.choice((1, 2, 3))
+    src = m.x(rows, cols, dtype=m.dtype())
+    arguments: dict[str, Any] = {"src": src, "fp8_dtype": fp8, "num_threads": m.threads(), "tiled": m.rng.random() < 0.3}
+    values, wanted = src.float(), {}
+    if arguments["tiled"]:
+        squares = values.view(rows // 32, 32, cols // 32, 32).transpose(1, 2).flatten(2)
+        codes, exponents = (
+            _mx(squares, fp8) if squares.numel() else (squares.to(torch.uint8), squares.new_zeros(squares.shape[:2], dtype=torch.uint8))
+        )
+        codes = codes.view(rows // 32, cols // 32, 32, 32).transpose(1, 2).reshape(rows, cols)
+        both = (codes, exponents.repeat_interleave(32, 0)), (codes, exponents.repeat_interleave(32, 1))
+    else:
+        of_rows = _mx(values.view(rows, cols // 32, 32), fp8) if src.numel() else None
+        of_columns = _mx(values.t().reshape(cols, rows // 32, 32), fp8) if src.numel() else None
+        empty = torch.empty(rows, cols, dtype=torch.uint8)
+        both = (
+            (empty, empty.new_empty(rows, cols // 32)) if of_rows is None else (of_rows[0].view(rows, cols), of_rows[1]),
+            (empty, empty.new_empty(rows // 32, cols))
+            if of_columns is None
+            else (of_columns[0].view(cols, rows).t().contiguous(), of_columns[1].t()),
+        )
+    for way, (codes, exponents) in enumerate(both):
+        if ways & (1 << way):
+            names = ("dst", "exponents") if way == 0 else ("dst_columns", "exponents_columns")
+            arguments |= {names[0]: m.room((rows, cols), torch.uint8), names[1]: m.room(exponents.shape, torch.uint8)}
+            wanted |= {names[0]: codes, names[1]: exponents.contiguous()}
+    return Call("quantize_mxfp8", arguments, wanted)
+
+
+@_generator
+def dequantize_mxfp8(m: Maker) -> Call:
+    rows, cols, fp8, dtype, along = 32 * m.rng.randrange(4), 32 * m.rng.randrange(5), m.rng.choice(FP8), m.dtype(), m.rng.random() < 0.5
+    codes = m.guards.place(_encoded(torch.randn(rows, cols, generator=m.torch) * 10, fp8))
+    shape = (rows, cols // 32) if along else (rows // 32, cols)
+    exponents = m.guards.place(torch.randint(112, 132, shape, generator=m.torch).to(torch.uint8))
+    factors = torch.exp2(exponents.float() - 127).repeat_interleave(32, 1 if along else 0)
+    arguments = {"src": codes, "exponents": exponents, "along_rows": along, "dst": m.room((rows, cols), dtype), "fp8_dtype": fp8}
+    return Call("dequantize_mxfp8", {**arguments, "num_threads": m.threads()}, {"dst": (codes.view(fp8).float() * factors).to(dtype)})
+
+
 @_generator
 def transpose_bytes(m: Maker) -> Call:
     rows, cols = m.size(), m.size(200)

@@ -37,19 +37,24 @@ class BlockReader:
         A line is a row of the row-wise copy, a column of the column-wise one. ``undo`` takes back a Hadamard transform. Raises ``ArgumentError``
         where ``x`` lacks that copy.
         """
+        form, data, shape = self.stored(x, way)
+        if 0 in data.shape:
+            return self.zeros(shape, data), None
+        return self.codec(form).decode(x, way, self.scales(x, way), shape, undo)
+
+    def stored(self, x: Any, way: str) -> tuple[BlockFormat, Any, tuple[int, int]]:
+        """The format of ``x``, the data of a copy as they are stored, and the shape of the matrix that they stand for."""
         form, data = format_of(x), getattr(x, f"_{way}_data")
         assert isinstance(form, BlockFormat)
         if data is None:
             got, do = f"only the {WAYS[way == 'rowwise']} one", "quantize it with that usage"
             raise ArgumentError(expected(f"a {way} copy", of=f"a tensor of {form}", got=got, do=do))
         full = form.shape(x)
-        shape = outer(full), full[-1]
-        if 0 in data.shape:
-            return self.zeros(shape, data), None
-        return self.codec(form).decode(x, way, self._compact(x, form, way, shape), shape, undo)
+        return form, data, (outer(full), full[-1])
 
-    def _compact(self, x: Any, form: BlockFormat, way: str, shape: tuple[int, int]) -> Any:
+    def scales(self, x: Any, way: str) -> Any:
         """The scales of a copy in the order of its blocks, without padding."""
+        form, _, shape = self.stored(x, way)
         scales, columnwise, tiled, swizzled = getattr(x, f"_{way}_scale_inv"), way == "columnwise", form.has_tile_scales(x), form.is_swizzled(x)
         lines, blocks = form.used_scales(shape, columnwise, tiled)
         whole = form.scale_shape(shape, columnwise, tiled)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.blocks import operand_of_blocks
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
-from fusible.tex.formats import is_quantized, nominal, transposed
+from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
 from fusible.tex.interface.declare import Request, inherited, requires
 from fusible.tex.protocol import to_torch
 
@@ -70,22 +71,26 @@ def _backward(job: _Job, bias: Any, gelu: bool, gelu_in: Any) -> tuple[Any, Tens
 
 def _product(job: _Job, **epilogue: Any) -> Any:
     """``D`` by the native kernel. Its left operand is ``B``: rows come first there, as in memory."""
-    operands = (*_operand(job.B, job.transB), *_operand(job.A, job.transA))
+    operands = (*_operand(job.B, job.transB, not job.transB), *_operand(job.A, job.transA, job.transA))
     if job.D is not None and job.beta:
         epilogue |= {"addend": job.D.contiguous(), "beta": job.beta}
     if job.alpha != 1.0:
         epilogue["alpha"] = job.alpha
 
     kernel = partial(native.gemm, **epilogue)
-    if job.quantizer is None or job.quantized:
+    if job.quantizer is None or job.quantized or not scheme_of(job.quantizer).per_tensor:
         return produce(kernel, operands, job.shape.output, job.dtype, job.quantizer, job.D)
     return quantize_tensor(produce(kernel, operands, job.shape.output, job.dtype, None), job.quantizer, job.D)
 
 
-def _operand(x: Any, transpose: bool) -> tuple[Tensor, bool, Any, Any]:
-    """A stored matrix, whether it is transposed, what its elements are and their factor: as the kernel takes them."""
+def _operand(x: Any, transpose: bool, along_rows: bool) -> tuple[Tensor, bool, Any, Any]:
+    """A stored matrix, whether it is transposed, what its elements are and their factor: as the kernel takes them. ``along_rows``: whether the
+    contracted dimension is the last."""
     if not is_quantized(x):
         return x.contiguous(), transpose, x.dtype, 1.0
+    if not format_of(x).per_tensor:
+        values = operand_of_blocks(x, WAYS[not along_rows])
+        return values, transpose, values.dtype, 1.0
     if x._data is not None:
         return x._data.contiguous(), transpose, int(x._fp8_dtype), x._scale_inv
     data = transposed(x)

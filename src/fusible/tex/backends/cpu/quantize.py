@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.backends.cpu.blocks import quantize_blocks, values_of_blocks
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.layout import check_disjoint
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import is_quantized, logical_shape, nominal, scheme_of, transposed, usages
+from fusible.tex.formats import format_of, is_quantized, logical_shape, nominal, scheme_of, transposed, usages
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
@@ -86,7 +87,9 @@ def _rowwise(x: Any) -> Tensor:
 
 
 def dequantize(x: Any, otype: Any) -> Tensor:
-    """``data * scale_inv`` of a quantized tensor, rounded to ``otype``."""
+    """The values of a quantized tensor, rounded to ``otype``."""
+    if not format_of(x).per_tensor:
+        return values_of_blocks(x, to_torch(otype))
     result = torch.empty(logical_shape(x), dtype=to_torch(otype))
     native.dequantize(_rowwise(x), result, x._scale_inv, int(x._fp8_dtype))
     return result
@@ -95,6 +98,10 @@ def dequantize(x: Any, otype: Any) -> Tensor:
 def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None, bias_grad: Tensor | None = None) -> Any:
     """``x`` quantized; into ``output``, where given, unless ``noop[0] == 1``. ``bias_grad``, where given, gets the sum of ``x`` over its rows."""
     x = x.contiguous()
+    if not scheme_of(quantizer).per_tensor:
+        if bias_grad is not None:
+            torch.sum(x.view(-1, x.shape[-1]), 0, dtype=torch.float32, out=bias_grad)
+        return quantize_blocks(x, quantizer, output, noop)
     fp8 = fp8_format(quantizer.dtype)
     if output is not None:
         check_output(output, x.shape)

@@ -18,8 +18,8 @@ from fusible.tex.backends.torch_backend.fp8 import decode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import decode_e8m0
 from fusible.tex.backends.torch_backend.operands import dense
 from fusible.tex.backends.torch_backend.quantizing import emit
-from fusible.tex.backends.torch_backend.scale_order import unswizzle
 from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.calls.scale_order import unswizzle
 from fusible.tex.formats import MXFP8, WAYS, format_named, format_of, is_quantized, nominal, scheme_of
 from fusible.tex.interface.declare import CallArguments, Request
 from fusible.tex.protocol import QuantizerLike, fp8_format, to_torch

@@ -11,7 +11,7 @@ from fusible.tex.backends.torch_backend.arrays import TORCH
 from fusible.tex.backends.torch_backend.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.torch_backend.blocks import padded
 from fusible.tex.backends.torch_backend.nvfp4 import NVFP4_CODEC
-from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
+from fusible.tex.calls.scale_order import swizzle, unswizzle
 from fusible.tex.calls.seeds import draw_seeds
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import NVFP4, checked_format, usages

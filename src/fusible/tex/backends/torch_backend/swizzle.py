@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.backends.torch_backend.layout import addresses
-from fusible.tex.backends.torch_backend.scale_order import swizzle, without_padding
 from fusible.tex.calls.grouped import layout_of_grouped
 from fusible.tex.calls.layout import check_equal_lengths
+from fusible.tex.calls.scale_order import swizzle, without_padding
 from fusible.tex.formats import MXFP8, NVFP4, BlockFormat, block_format_of, format_of
 from fusible.tex.interface.swizzle import Swizzle
 
