@@ -174,3 +174,12 @@ def test_what_a_sharded_module_gives_is_no_view_and_may_be_changed_in_place(leng
     for parameter, grad in zip(model.parameters(), grads, strict=True):
         assert parameter.grad is not None and grad is not None
         assert torch.equal(parameter.grad.to_local(), grad)
+
+
+def test_a_sequence_may_be_empty() -> None:
+    model = Sequential(Linear(16, 48), MultiHeadedSelfAttention(16, 2))
+    x = torch.randn(3, 5, 16)
+    y = model(x, seq_lens=torch.tensor([0, 5, 3]))
+    assert not y[0].any() and not y[2, 3:].any()
+    torch.testing.assert_close(y[1:2], model(x[1:2]))
+    torch.testing.assert_close(y[2:, :3], model(x[2:, :3]))
