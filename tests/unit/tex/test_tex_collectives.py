@@ -12,7 +12,7 @@ from fusible import lazy, tex
 from fusible.errors import ArgumentError
 from fusible.pytorch import ops as te_ops
 
-COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
+COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "begin_all_gather", "begin_all_reduce", "begin_reduce_scatter")
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
