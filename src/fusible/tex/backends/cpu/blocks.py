@@ -34,7 +34,8 @@ def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
     options = form.options(quantizer)
     if noop is not None:
         options["with_gemm_swizzled_scales"] = output is not None and output._with_gemm_swizzled_scales
-    buffers = {name: torch.zeros(size, dtype=stored) for name, (size, stored) in form.buffer_specs(quantizer, x.shape, *asked).items()}
+    specs = form.buffer_specs(quantizer, x.shape, *asked)
+    buffers = {name: (torch.empty if name.endswith("data") else torch.zeros)(size, dtype=stored) for name, (size, stored) in specs.items()}
     pairs = [(buffers.get(f"{way}_data"), buffers.get(f"{way}_scale_inv")) for way in WAYS]
     native.quantize_mxfp8(x, int(fp8_format(quantizer.dtype)), *pairs[0], *pairs[1], form.is_tiled(quantizer))
     if options["with_gemm_swizzled_scales"]:
