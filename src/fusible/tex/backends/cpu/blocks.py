@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.scale_order import swizzle, unswizzle
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import WAYS, check_block_output, checked_format, usages
@@ -54,7 +55,8 @@ def _fill(output: Any, buffers: dict[str, Tensor], options: dict[str, Any], *, s
         if held is None:
             setattr(output, f"_{name}", new)
         elif not skip:
-            held.copy_(new.view(held.shape))
+            with writing(held):
+                held.copy_(new.view(held.shape))
     for name, value in options.items():
         setattr(output, f"_{name}", value)
     return output
