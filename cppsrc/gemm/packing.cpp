@@ -68,16 +68,14 @@ void read_b_rows(const Product& p, std::int64_t col, std::int64_t cols, Block& b
     const auto* const units = static_cast<const std::int32_t*>(p.b.at(col, 0));
     block.rows = static_cast<int>(cols);
     block.unit_stride = 1;
-    const bool in_rows = !p.kernels.reads_tiles;
-    if (in_rows && p.b.kind == p.kernels.units_kind && p.k % depth == 0 && reinterpret_cast<std::uintptr_t>(units) % alignof(std::int32_t) == 0) {
+    if (p.b.kind == p.kernels.units_kind && p.k % depth == 0 && reinterpret_cast<std::uintptr_t>(units) % alignof(std::int32_t) == 0) {
         block.a = units;
         block.row_stride = p.k / depth;
         return;
     }
     block.row_stride = round_up(p.units(p.k), p.kernels.lanes);
-    auto* const decoded = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(rows_packed(p, cols) * block.row_stride));
-    const auto pack = in_rows ? p.kernels.pack_rows : p.kernels.pack_tiles;
-    pack[table_index(p.b.kind)](p.b.at(col, 0), p.b.cols, cols, p.k, decoded, block.row_stride);
+    auto* const decoded = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
+    p.kernels.pack_rows[table_index(p.b.kind)](p.b.at(col, 0), p.b.cols, cols, p.k, decoded, block.row_stride);
     block.a = decoded;
 }
 

@@ -116,10 +116,9 @@ def _memory(
     return max((memory(architecture, layout, recipe, tokens, dtype, microbatches, stage, turns) for stage in ends), key=lambda of: of.peak)
 
 
-def _turns(layout: Layout, microbatches: int) -> Iterator[int]:
+def _turns(layout: Layout, microbatches: int) -> tuple[int, ...]:
     """In how many turns stages may take them; each has at least as many as there are stages."""
-    most = microbatches // layout.pp if layout.pp > 1 else 1
-    yield from (turns for turns in _powers(microbatches, max(1, most)))
+    return _powers(microbatches, max(1, microbatches // layout.pp) if layout.pp > 1 else 1)
 
 
 def _shares(layout: Layout, sequence: int, batch: int) -> Iterator[tuple[int, int]]:
