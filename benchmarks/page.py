@@ -59,6 +59,13 @@ def measured(table: str, file: str = "cpu-2-cores") -> list[str]:
     )
 
 
+def by_contestant(table: str, file: str) -> list[str]:
+    """A table of ``benchmarks.gpu`` in ms: a row for each contestant, a column for each size."""
+    rows = results(file)[table]
+    size, *names = rows[0]
+    return _table(["", *[row[size] for row in rows]], [[name.removesuffix("_ms"), *[_number(row[name]) for row in rows]] for name in names])
+
+
 def _over_bf16(losses: dict[str, dict[str, float]], recipe: str) -> list[float]:
     """By seed, the held-out loss over that of bf16 from the same seed, in per cent."""
     return [100 * (loss / losses["bf16"][seed] - 1) for seed, loss in losses[recipe].items()]
@@ -78,8 +85,8 @@ def machines() -> list[str]:
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         machine = results(path.stem)["machine"]
         link = f"[{path.name}](../benchmarks/results/{path.name})"
-        rows.append([link, machine["cpu"], str(machine["threads"]), machine["level"], machine["torch"], machine["python"]])
-    return _table(["", "CPU", "threads", "kernels", "torch", "Python"], rows)
+        rows.append([link, machine.get("gpu", machine["cpu"]), str(machine["threads"]), machine["level"], machine["torch"], machine["python"]])
+    return _table(["", "processor", "threads", "kernels", "torch", "Python"], rows)
 
 
 def _of(table: str, what: str) -> float:
@@ -106,6 +113,7 @@ def front() -> list[str]:
 
 TABLES: dict[str, Callable[..., list[str]]] = {
     "beside torch": beside_torch,
+    "by contestant": by_contestant,
     "front": front,
     "machines": machines,
     "measured": measured,

@@ -95,7 +95,7 @@ OPEN: dict[str, frozenset[str]] = {
         "scaled_masked_softmax_backward", "scaled_softmax_forward", "scaled_upper_triang_masked_softmax_forward", "thd_out_correction",
     }),
     "finite": frozenset({
-        "group_scaled_swiglu", "multi_tensor_adam_capturable", "thd_second_half_lse_correction",
+        "group_scaled_swiglu", "multi_tensor_adam_capturable",
     }),
 }  # fmt: skip
 """Functions for which float64 does not determine the result of a kind: one formula forms a product of zero and infinity and another does not, a flag

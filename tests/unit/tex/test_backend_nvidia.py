@@ -257,6 +257,10 @@ def test_what_its_kernels_do_not_take_is_left_to_others(alone: Native, monkeypat
         assert tex.quantize(x, delayed)._data.shape == x.shape
     delayed.set_usage(rowwise=False)
     tex.quantize(X, delayed)
+    delayed.set_usage(rowwise=True, columnwise=False)
+    alone.bgrad_quantize = alone.dbias_dgelu = lambda *args: pytest.fail("the native sum was called")  # type: ignore[attr-defined]
+    for dbias, made in (tex.bgrad_quantize(X.bfloat16(), delayed), tex.dbias_dgelu(X, X, delayed)):
+        assert dbias.shape == (32,) and made._data.shape == X.shape
     assert not alone.calls
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     registry.changed()

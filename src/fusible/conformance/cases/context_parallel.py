@@ -69,23 +69,27 @@ def lse_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         step[0, 1] = lse[1, second[2]] = -torch.inf
         merged = lse.double().clone()
         for i, token in enumerate(second):
-            merged[:, token] = (lse[:, token].double().exp() + step[:, i].double().exp()).log()
+            merged[:, token] = torch.logaddexp(lse[:, token].double(), step[:, i].double())
         given = laid(step, packed, True) if more else step
         arguments = {"lse": laid(lse, packed), "lse_per_step": given, "cu_seqlens": counts(), "lse_packed": packed}
         untouched = laid(torch.zeros(_HEADS, _TOKENS).index_fill(1, torch.tensor(second), 1.0), packed) != 1
-        outputs = (Output("lse", laid(merged, packed), dtype, 1, 2.0), Output("lse", keeping(arguments["lse"].clone(), untouched, "lse"), dtype))
+        outputs = (
+            Output("lse", laid(merged, packed), dtype, 1, 2.0),
+            Output("lse", keeping(arguments["lse"].clone(), untouched, "lse", False), dtype),
+        )
         yield Sample(f"packed {packed}, more columns than tokens {more}", arguments, outputs)
     # The first two tokens belong to no sequence, and the next four to one.
     lse, step = random(generator, (2, 6), dtype), random(generator, (2, 3), torch.float32)
     merged = lse.double().clone()
-    merged[:, 4:] = (lse[:, 4:].double().exp() + step[:, 1:].double().exp()).log()
+    merged[:, 4:] = torch.logaddexp(lse[:, 4:].double(), step[:, 1:].double())
     arguments = {"lse": lse, "lse_per_step": step, "cu_seqlens": bounds([2, 6]), "lse_packed": True}
     yield Sample("tokens before the first sequence", arguments, (Output("lse", merged, dtype, 1, 2.0),))
 
 
-def keeping(former: Tensor, untouched: Tensor, name: str) -> Found:
-    """The former values where the call must not write, and the found ones elsewhere."""
-    return lambda result, arguments: torch.where(untouched, former, arguments[name])
+def keeping(former: Tensor, untouched: Tensor, name: str, signed: bool = True) -> Found:
+    """The former values where the call must not change them, and the found ones elsewhere. Without ``signed`` a zero may become one of the other
+    sign, as the logsumexp of -0 and -inf does."""
+    return lambda result, arguments: torch.where(untouched & ((former != arguments[name]) | signed), former, arguments[name])
 
 
 @record("thd_read_second_half_lse", dtypes=(torch.float32, torch.float64))

@@ -175,4 +175,10 @@ def _has_copy(x: Any, transposed: Any) -> bool:
     return (x._transpose is not None and not x._transpose_invalid) if transposed else x._data is not None
 
 
-_REACH = _empty, _without_vectors, _norm, _product
+def _bias_of_one_copy(function: str, arguments: Mapping[str, Any], quantizer: Any) -> bool:
+    """Below capability 10.0 the gradient of a bias is summed by the kernel that also transposes, under delayed scaling."""
+    sums = function.startswith("dbias_") or function == "bgrad_quantize"
+    return sums and quantizer is not None and scheme_of(quantizer) is DELAYED and not (quantizer.rowwise_usage and quantizer.columnwise_usage)
+
+
+_REACH = _empty, _without_vectors, _norm, _bias_of_one_copy, _product

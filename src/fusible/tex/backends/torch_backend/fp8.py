@@ -11,9 +11,9 @@ from torch import Tensor
 from fusible.tex.enums import DType
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format, process_group
 
-__all__ = ["decode", "encode", "reduced", "scale_from_amax", "tensor_amax", "transpose_bytes"]
+__all__ = ["ON_TORCH", "decode", "encode", "reduced", "scale_from_amax", "tensor_amax", "transpose_bytes"]
 
-_TORCH = {DType.kFloat8E4M3: torch.float8_e4m3fn, DType.kFloat8E5M2: torch.float8_e5m2}
+ON_TORCH = {DType.kFloat8E4M3: torch.float8_e4m3fn, DType.kFloat8E5M2: torch.float8_e5m2}
 _LARGEST = {dtype: torch.tensor(largest, dtype=torch.float32) for dtype, largest in FP8_MAX.items()}
 
 # 448 * _OVERFLOW is finite, and 480 * _OVERFLOW is infinite.
@@ -23,18 +23,18 @@ _OVERFLOW = FLT_MAX / 464
 def encode(x: Tensor, dtype: DType) -> Tensor:
     """fp32 -> uint8: to nearest even, saturating (infinities too), NaN kept. Overwrites ``x``."""
     largest = FP8_MAX[dtype]
-    return x.clamp_(-largest, largest).to(_TORCH[dtype]).view(torch.uint8)
+    return x.clamp_(-largest, largest).to(ON_TORCH[dtype]).view(torch.uint8)
 
 
-def decode(data: Tensor, fp8_dtype: Any) -> Tensor:
-    """uint8 -> fp32, exactly; a new tensor.
+def decode(data: Tensor, fp8_dtype: Any, to: torch.dtype = torch.float32) -> Tensor:
+    """uint8 -> fp32, exactly; a new tensor. ``to``: another dtype that holds the numbers, where the data is not on a CPU.
 
     On a CPU, several times as fast as torch's own conversion (1.1 against 5.6 ms for 4 Mi elements on two Zen 4 cores): E5M2 is the high byte of
     an fp16; E4M3's exponent and mantissa, moved into an fp16's, give the value times 2^-8, save for NaN, which reads as 480 and is made NaN by
     ``inf * 0``.
     """
     if not data.is_cpu:
-        return data.view(_TORCH[fp8_format(fp8_dtype)]).float()
+        return data.view(ON_TORCH[fp8_format(fp8_dtype)]).to(to)
     bits = data.view(torch.int8).to(torch.int16)
     if fp8_dtype == DType.kFloat8E5M2 or fp8_format(fp8_dtype) == DType.kFloat8E5M2:
         return bits.bitwise_left_shift_(8).view(torch.float16).float()

@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from fusible.tex.backends.torch_backend.block_formats import BLOCKS
 from fusible.tex.backends.torch_backend.exact_sums import exact_sums
 from fusible.tex.backends.torch_backend.fp8 import decode
+from fusible.tex.backends.torch_backend.gpu_products import fp8_product, half_of, wide_product
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
 from fusible.tex.backends.torch_backend.operands import flat, wide
 from fusible.tex.backends.torch_backend.pointwise import POINTWISE
@@ -22,7 +23,8 @@ from fusible.tex.protocol import accumulator, check_same_device, to_torch
 
 __all__ = ["GemmKernels"]
 
-_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+_HALF = frozenset({torch.bfloat16, torch.float16})
+_FLOATING = frozenset({torch.float32, torch.float64, *_HALF})
 _PLAIN = (Tensor, torch.nn.Parameter)
 _Job = GemmJob[torch.dtype]
 
@@ -68,11 +70,20 @@ class GemmKernels(TorchKernels, GemmFormulas):
                 return result, self._row_sum(B).to(job.dtype) if grad and bias is not None else None, None
         if bias is not None and not grad:
             check_same_device(bias, a_buffer(A), "bias of generic_gemm")
+        if job.quantizer is None and D is None and not gelu and not grad and job.alpha == 1.0 and (bias is None or bias.dtype is job.dtype in _HALF):
+            result = fp8_product(job, bias, job.dtype)
+            if result is not None:
+                return result.view(job.shape.output), None, None
         return super()._gemm(job, bias, bias_type, gelu, gelu_in, grad)
 
     def _bare_product(self, job: _Job, undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        (a, scale_a), (b, scale_b) = _operand(job.A, job.transA, job.transA, undo), _operand(job.B, job.transB, not job.transB, undo)
-        return torch.mm(b, a), scale_a, scale_b
+        result = fp8_product(job, None, torch.float32)
+        if result is not None:
+            return result, None, None
+        half = half_of(job.A)
+        half = half if half is half_of(job.B) else None
+        (a, scale_a), (b, scale_b) = _operand(job.A, job.transA, job.transA, undo, half), _operand(job.B, job.transB, not job.transB, undo, half)
+        return torch.mm(b, a) if half is None else wide_product(b, a), scale_a, scale_b
 
     def _accumulated_product(self, result: Tensor, D: Tensor, beta: float) -> Tensor:
         return result.add_(D, alpha=beta)
@@ -127,20 +138,20 @@ def _one_kernel(job: _Job, bias: Tensor | None) -> Tensor | None:
     return D
 
 
-def _operand(x: Any, transpose: bool, along_rows: bool, undo: bool) -> tuple[Tensor, Tensor | None]:
-    """``op(x)`` as a wide matrix, and the factor still to be applied to it: fp32 ``[1]``, or one per line that is not contracted.
+def _operand(x: Any, transpose: bool, along_rows: bool, undo: bool, half: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
+    """``op(x)`` as a wide matrix, or one of ``half``, and the factor still to be applied to it: fp32 ``[1]``, or one per line that is not contracted.
 
     ``along_rows``: whether the contracted dimension is the last of ``x``, so that its row-wise copy is multiplied; ``undo`` takes back a Hadamard
-    transform.
+    transform; ``half``: the half precision that holds the numbers of both operands.
     """
-    form = format_of(x)
+    form, to = format_of(x), half or torch.float32
     if form is PLAIN:
-        matrix, factor = wide(flat(x)), None
+        matrix, factor = flat(x) if half else wide(flat(x)), None
     elif not form.per_tensor:
         matrix, factor = BLOCKS.reader.values(x, copy_of(along_rows), undo)
     elif x._data is not None:
-        matrix, factor = flat(decode(x._data, x._fp8_dtype)), x._scale_inv
+        matrix, factor = flat(decode(x._data, x._fp8_dtype, to)), x._scale_inv
     else:
-        data = decode(transposed(x), x._fp8_dtype)
+        data = decode(transposed(x), x._fp8_dtype, to)
         matrix, factor = data.reshape(data.shape[0], -1).t(), x._scale_inv
     return (matrix.t() if transpose else matrix), factor
