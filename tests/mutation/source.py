@@ -32,10 +32,10 @@ _TEX = Path(fusible.tex.__file__).parent
 _ROOMS = ("backends/torch_backend", "formulas", "formats", "calls")
 """Where the code is that computes for the reference: its own, and what it has in common with lazy tensors and with callers."""
 _PLUMBING = frozenset({
-    "backends/torch_backend/operands.py", "calls/attention_query.py", "calls/index_relations.py", "calls/inference_tensors.py", "calls/layout.py",
-    "calls/memory_checks.py", "calls/transaction.py",
+    "backends/torch_backend/gpu_products.py", "backends/torch_backend/operands.py", "calls/attention_query.py", "calls/index_relations.py",
+    "calls/inference_tensors.py", "calls/layout.py", "calls/memory_checks.py", "calls/transaction.py",
 })  # fmt: skip
-"""Files there in which no result is computed: they look at arguments and their memory, and answer what is served."""
+"""Files there in which no result is computed on a CPU: they look at arguments and their memory, and answer what is served."""
 _OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.LShift: ast.RShift,
     ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Pow: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,

@@ -10,6 +10,7 @@ import torch
 from fusible import cpp_extensions
 from fusible.tex.backends.cpu.activation import ActivationKernels
 from fusible.tex.backends.cpu.attention import AttentionKernels
+from fusible.tex.backends.cpu.blocks import FORMATS
 from fusible.tex.backends.cpu.fingerprint import fingerprints
 from fusible.tex.backends.cpu.gemm import GemmKernels
 from fusible.tex.backends.cpu.grouped import GroupedKernels
@@ -19,7 +20,7 @@ from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.backends.cpu.rope import RopeKernels
 from fusible.tex.backends.cpu.softmax import SoftmaxKernels
 from fusible.tex.enums import DType
-from fusible.tex.formats import MXFP8, format_named
+from fusible.tex.formats import format_named
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
@@ -31,9 +32,8 @@ __all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info"]
 
 _HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
 """Functions that serve quantizers of block formats, too: they write wide floats, and another backend quantizes these."""
-_BLOCKS = frozenset({MXFP8})
-"""The block formats that the kernels know, and the functions that take them."""
 _TAKES_BLOCKS = frozenset({"bgrad_quantize", "dequantize", "generic_gemm", "quantize", "te_general_grouped_gemm"})
+"""Functions that take the formats in blocks that the kernels know."""
 _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _WRITES = _READS | {DType.kFloat32, DType.kFloat16, DType.kBFloat16}
 
@@ -95,7 +95,7 @@ def _refused_kind(request: Request) -> str | None:
             form = format_named(part[0]) if len(part) == 3 else None
             if name == "quantizer" and form is not None and form.block_scaled and request.function in _HANDS_ON:
                 continue
-            if form in _BLOCKS and request.function in _TAKES_BLOCKS:
+            if form in FORMATS and request.function in _TAKES_BLOCKS:
                 continue
             if len(part) == 3 and (form is None or not form.per_tensor):
                 return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"

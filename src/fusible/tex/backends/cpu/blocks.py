@@ -1,8 +1,9 @@
-"""MXFP8 by the compiled kernels: both copies from one read, and values in the type that products read."""
+"""Formats in blocks by the compiled kernels: the copies of a tensor, and values in the type that products read; a row for each that they know."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,15 +12,35 @@ from fusible import cpp_extensions as native
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.scale_order import swizzle, unswizzle
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import WAYS, check_block_output, checked_format, usages
+from fusible.tex.formats import MXFP8, WAYS, BlockFormat, check_block_output, checked_format, format_of, usages
 from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.protocol import fp8_format
 
-__all__ = ["operand_of_blocks", "quantize_blocks", "values_of_blocks"]
+__all__ = ["FORMATS", "Operand", "operand_of_blocks", "quantize_blocks", "values_of_blocks"]
 
 _LEVELS_OF_HALVES = frozenset({"avx512bf16", "amx"})
 """The levels at which a product of bf16 is one."""
 _READER = BlockReader("cpu", lambda shape, data: torch.zeros(shape, dtype=torch.float32), unswizzle)
+
+Buffers = dict[str, Tensor]
+
+
+class _Kernels(NamedTuple):
+    """What encodes and decodes a format.
+
+    ``encode(x, quantizer, buffers)``: fill the buffers, scales in the order of their blocks. ``decode(x, way, scales, values)``: fill ``values``, of
+    the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite.
+    """
+
+    encode: Callable[[Tensor, Any, Buffers], None]
+    decode: Callable[[Any, str, Tensor, Tensor], bool]
+
+
+class Operand(NamedTuple):
+    """The values of a copy as they are stored, a matrix: transposed, where ``turned``."""
+
+    values: Tensor
+    turned: bool
 
 
 def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
@@ -33,13 +54,13 @@ def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
         check_block_output(output, quantizer, x)
         asked = asked[0] or output._rowwise_data is not None, asked[1] or output._columnwise_data is not None
     options = form.options(quantizer)
-    if noop is not None:
-        options["with_gemm_swizzled_scales"] = output is not None and output._with_gemm_swizzled_scales
+    swizzled = "with_gemm_swizzled_scales"
+    if noop is not None and swizzled in options:
+        options[swizzled] = output is not None and output._with_gemm_swizzled_scales
     specs = form.buffer_specs(quantizer, x.shape, *asked)
     buffers = {name: (torch.empty if name.endswith("data") else torch.zeros)(size, dtype=stored) for name, (size, stored) in specs.items()}
-    pairs = [(buffers.get(f"{way}_data"), buffers.get(f"{way}_scale_inv")) for way in WAYS]
-    native.quantize_mxfp8(x, int(fp8_format(quantizer.dtype)), *pairs[0], *pairs[1], form.is_tiled(quantizer))
-    if options["with_gemm_swizzled_scales"]:
+    FORMATS[form].encode(x, quantizer, buffers)
+    if options.get(swizzled):
         for way in WAYS:
             name = f"{way}_scale_inv"
             if name in buffers:
@@ -65,25 +86,46 @@ def _fill(output: Any, buffers: dict[str, Tensor], options: dict[str, Any], *, s
 def values_of_blocks(x: Any, dtype: torch.dtype) -> Tensor:
     """The value of a tensor in ``dtype``, from its row-wise copy where it has one, else from the column-wise one."""
     way = WAYS[x._rowwise_data is None]
-    return _decoded(x, way, dtype)[0].view(_READER.stored(x, way)[0].shape(x))
+    (values, turned), _ = _decoded(x, way, dtype)
+    shape = _form_of(x).shape(x)
+    return values.t().reshape(shape) if turned else values.view(shape)
 
 
-def operand_of_blocks(x: Any, way: str) -> Tensor:
-    """The values of a copy as a product reads them, a matrix: in bf16 where that holds all of them, and no product of two is subnormal or infinite;
-    else in fp32."""
+def operand_of_blocks(x: Any, way: str) -> Operand:
+    """The values of a copy as a product reads them: in bf16 where that holds all of them, and no product of two is subnormal or infinite; else in
+    fp32."""
     if native.get_level() in _LEVELS_OF_HALVES:
-        values, plain = _decoded(x, way, torch.bfloat16)
+        operand, plain = _decoded(x, way, torch.bfloat16)
         if plain:
-            return values
+            return operand
     return _decoded(x, way, torch.float32)[0]
 
 
-def _decoded(x: Any, way: str, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    _, data, shape = _READER.stored(x, way)
-    values = torch.empty(shape, dtype=dtype)
-    if not values.numel():
-        return values, True
-    plain = native.dequantize_mxfp8(
-        data.contiguous().view(shape), _READER.scales(x, way).contiguous(), way == "rowwise", values, int(fp8_format(x._fp8_dtype))
-    )
-    return values, plain
+def _form_of(x: Any) -> BlockFormat:
+    form = format_of(x)
+    assert isinstance(form, BlockFormat)
+    return form
+
+
+def _decoded(x: Any, way: str, dtype: torch.dtype) -> tuple[Operand, bool]:
+    form, _, shape = _READER.stored(x, way)
+    turned = form.transposed and way == "columnwise"
+    values = torch.empty(shape[::-1] if turned else shape, dtype=dtype)
+    plain = not values.numel() or FORMATS[form].decode(x, way, _READER.scales(x, way).contiguous(), values)
+    return Operand(values, turned), plain
+
+
+def _encode_mxfp8(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
+    pairs = [(buffers.get(f"{way}_data"), buffers.get(f"{way}_scale_inv")) for way in WAYS]
+    native.quantize_mxfp8(x, int(fp8_format(quantizer.dtype)), *pairs[0], *pairs[1], MXFP8.is_tiled(quantizer))
+
+
+def _decode_mxfp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
+    data = getattr(x, f"_{way}_data").contiguous().view(values.shape)
+    return native.dequantize_mxfp8(data, scales, way == "rowwise", values, int(fp8_format(x._fp8_dtype)))
+
+
+FORMATS: dict[BlockFormat, _Kernels] = {
+    MXFP8: _Kernels(_encode_mxfp8, _decode_mxfp8),
+}
+"""The formats in blocks that the kernels know."""

@@ -89,8 +89,8 @@ def _operand(x: Any, transpose: bool, along_rows: bool) -> tuple[Tensor, bool, A
     if not is_quantized(x):
         return x.contiguous(), transpose, x.dtype, 1.0
     if not format_of(x).per_tensor:
-        values = operand_of_blocks(x, WAYS[not along_rows])
-        return values, transpose, values.dtype, 1.0
+        values, turned = operand_of_blocks(x, WAYS[not along_rows])
+        return values, transpose != turned, values.dtype, 1.0
     if x._data is not None:
         return x._data.contiguous(), transpose, int(x._fp8_dtype), x._scale_inv
     data = transposed(x)
