@@ -3,6 +3,7 @@
 
 #include "attention/kernels.hpp"
 #include "gemm/units.hpp"
+#include "runtime/random_words.hpp"
 
 namespace fusible::attention::FUSIBLE_LEVEL {
 namespace {
@@ -29,18 +30,11 @@ inline F32 exp2(F32 x) {
     return select_less(x, splat(kLowest), splat(0.0f), floats(add(bits(sum), shift_left<23>(n))));
 }
 
-inline std::uint64_t rotate(std::uint64_t x) { return (x >> 32) | (x << 32); }
-
-/// Factors of dropout of kLanes scores whose counters are `step` apart (tex/backends/torch_backend/random.py has the words).
+/// Factors of dropout of kLanes scores whose counters are `step` apart.
 inline F32 kept(const Dropout& d, std::uint64_t counter, std::uint64_t step) {
     alignas(64) float factors[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-        const std::uint64_t y = (counter + static_cast<std::uint64_t>(i) * step) * d.key;
-        const std::uint64_t z = y + d.key;
-        std::uint64_t x = rotate(y * y + y);
-        x = rotate(x * x + z);
-        x = rotate(x * x + y);
-        factors[i] = (x * x + z) >> 32 >= d.threshold ? d.factor : 0.0f;
+        factors[i] = random_word(d.key, counter + static_cast<std::uint64_t>(i) * step) >= d.threshold ? d.factor : 0.0f;
     }
     return load(factors);
 }

@@ -2,6 +2,7 @@
 
 #include "runtime/checks.hpp"
 #include "runtime/indices.hpp"
+#include "runtime/random_words.hpp"
 #include "runtime/select.hpp"
 
 namespace fusible::attention {
@@ -145,10 +146,7 @@ void read_dropout(Problem& p, const Rules& r) {
     if (!r.rng_state || r.rng_state->dtype != DType::Int64 || r.rng_state->numel() != 2)
         throw ArgumentError(expected("int64 [2]", "rng_state", r.rng_state ? r.rng_state->shape_text() : "None", "pass a seed and an offset"));
     const auto* state = r.rng_state->as<const std::uint64_t>();
-    std::uint64_t z = state[0] + 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    p.dropout.key = (z ^ (z >> 31)) | 1;
+    p.dropout.key = key_of_seed(state[0]);
     p.dropout.threshold = static_cast<std::uint64_t>(r.dropout * 0x1p32);
     p.dropout.factor = static_cast<float>(1.0 / (1.0 - r.dropout));
     p.first_counter = state[1] << 40;

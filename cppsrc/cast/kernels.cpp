@@ -1,6 +1,7 @@
 // The table of one level: compiled once a level, with that level's flags and FUSIBLE_LEVEL as its namespace.
 #include "cast/kernels.hpp"
 
+#include "cast/fp4_lines.hpp"
 #include "cast/mx_bands.hpp"
 #include "cast/strips.hpp"
 
@@ -23,6 +24,10 @@ const Kernels kernels = {
      {quantize_mx<bf16, E4M3>, quantize_mx<bf16, E5M2>}},
     {{dequantize_mx<E4M3, float>, dequantize_mx<E4M3, f16>, dequantize_mx<E4M3, bf16>},
      {dequantize_mx<E5M2, float>, dequantize_mx<E5M2, f16>, dequantize_mx<E5M2, bf16>}},
+    {{quantize_fp4_rows<float>, quantize_fp4_rows<f16>, quantize_fp4_rows<bf16>},
+     {quantize_fp4_columns<float>, quantize_fp4_columns<f16>, quantize_fp4_columns<bf16>}},
+    {transformed_amax<float>, transformed_amax<f16>, transformed_amax<bf16>},
+    {dequantize_fp4<float>, dequantize_fp4<f16>, dequantize_fp4<bf16>},
     transpose_tile,
 };
 

@@ -59,6 +59,28 @@ struct MxCodes {
     bool along_rows;
 };
 
+/// Elements that share a scale in NVFP4.
+constexpr int kFp4Block = 16;
+
+/// A part of a matrix, whole blocks high and wide, to be cast to E2M1 in lines: its rows, or its columns. Places are those of the first line.
+struct Fp4Part {
+    const void* source;
+    std::ptrdiff_t stride;
+    int rows;
+    int cols;
+    std::uint8_t* codes;  // two to a byte, the first in the low half
+    std::ptrdiff_t codes_stride;
+    std::uint8_t* scales;  // E4M3, one for each block of a line
+    std::ptrdiff_t scales_stride;
+    float from_amax;   // times the amax of a block: its scale
+    float from_scale;  // 1 over this times a scale: the factor of the elements
+    bool tiled;        // one scale for each square of kFp4Block, written for each of its lines
+    const float* transform;  // [kFp4Block, kFp4Block], of blocks along columns, in bfloat16 before and after; null for none
+    std::uint64_t key;       // of the words by which is rounded; 0: to the nearest
+    std::uint64_t counter;   // of the part's first element; those of a line are one apart
+    std::uint64_t line_counters;  // from line to line
+};
+
 /// Functions that look at wide floats return max |x| as the bits of a float: +inf and NaN compare above every finite number.
 struct Kernels {
     std::int32_t (*quantize[kWideKinds][kFormats])(const void* source, std::uint8_t* codes, std::size_t count, float scale);
@@ -67,6 +89,9 @@ struct Kernels {
     void (*dequantize[kFormats][kWideKinds])(const std::uint8_t* codes, void* out, std::size_t count, float scale_inv);
     void (*quantize_mx[kWideKinds][kFormats])(const MxBand& band);
     bool (*dequantize_mx[kFormats][kWideKinds])(const MxCodes& band, void* out);  // whether all values are plain, or zero
+    void (*quantize_fp4[2][kWideKinds])(const Fp4Part& part);  // lines that are rows, lines that are columns
+    std::int32_t (*transformed_amax[kWideKinds])(const Fp4Part& part);
+    void (*dequantize_fp4[kWideKinds])(const std::uint8_t* codes, const std::uint8_t* scales, void* out, int count);
     void (*transpose_tile)(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride);
 };
 

@@ -107,6 +107,40 @@ def dequantize_mxfp8(src: TensorLike, exponents: TensorLike, along_rows: bool, d
     within 2^-60 .. 2^60: then bfloat16 holds all of them, and no product of two is subnormal or infinite.
     """
 
+def quantize_nvfp4(
+    src: TensorLike,
+    amax: float | TensorLike,
+    dst: TensorLike,
+    scales: TensorLike,
+    columns: bool = False,
+    tiled: bool = False,
+    transform: TensorLike | None = None,
+    seed: TensorLike | None = None,
+    num_threads: int = 0,
+) -> None:
+    """NVFP4: E2M1 codes, two a byte, of blocks of 16 along each row, or along each column; the lines of ``dst`` are those rows, or columns.
+
+    With ``S = min(448 * 6 / amax, FLT_MAX)``, 1 where ``amax`` is 0 or infinite: the scale of a block is ``e4m3(max |block| * S / 6)``, and its codes
+    are ``e2m1(block / (scale / S))``, saturated; of a block with a NaN they are 6. Each step is float32, rounded once. Source: NVIDIA 2025,
+    arXiv:2509.25149.
+
+    Args:
+        src: ``[*leading, cols]`` float32, float16 or bfloat16; read as a matrix ``[rows, cols]`` whose sizes are multiples of 16.
+        dst: half as many bytes; with ``scales``, a matrix of at least ``lines x blocks`` bytes of E4M3.
+        tiled: squares of 16 have one scale, which each of their lines repeats.
+        transform: float32 ``[16, 16]``: the blocks of columns, rounded to bfloat16, times this matrix, and rounded so again.
+        seed: int64 ``[1]``: round to one of two neighbours, by the words of the places in ``dst``; None: to the nearest, ties to even.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
+def transformed_amax(src: TensorLike, transform: TensorLike, num_threads: int = 0) -> float:
+    """``max |y|`` of what ``quantize_nvfp4`` casts with that ``transform``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty."""
+
+def dequantize_nvfp4(src: TensorLike, scales: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
+    """``dst = value(code) * value(scale)``, exactly: lines that ``quantize_nvfp4`` wrote, into float32, float16 or bfloat16 ``[lines, length]``."""
+
 def amax(src: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:
     """``max |src|``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty; also written to ``out``, float32 ``[1]``."""
 

@@ -215,6 +215,67 @@ def dequantize_mxfp8(m: Maker) -> Call:
     return Call("dequantize_mxfp8", {**arguments, "num_threads": m.threads()}, {"dst": (codes.view(fp8).float() * factors).to(dtype)})
 
 
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def _fp4(blocks: Tensor, amax: float, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Bytes of two codes and scales of blocks, the last dimension of ``[..., 16]``, whose amaxes are ``largest``."""
+    scale = torch.tensor(448.0 * 6.0) / torch.tensor(amax)
+    scales = (largest * (scale * torch.tensor(1 / 6))).clamp(max=448.0).to(torch.float8_e4m3fn)
+    factors = (1 / (scales.float() * (1 / scale))).clamp(max=torch.finfo(torch.float32).max)
+    size = (blocks * factors[..., None]).abs().double()
+    apart = (size[..., None] - _E2M1.double()).abs()
+    tied = apart == apart.amin(-1, keepdim=True)
+    even = torch.arange(8) % 2 == 0
+    codes = (tied & (even | (tied.sum(-1, keepdim=True) == 1))).int().argmax(-1) + 8 * torch.signbit(blocks).int()
+    codes = torch.where(size > 6, 7 + 8 * torch.signbit(blocks).int(), codes)
+    return (codes[..., ::2] + 16 * codes[..., 1::2]).to(torch.uint8), scales.view(torch.uint8)
+
+
+@_generator
+def quantize_nvfp4(m: Maker) -> Call:
+    rows, cols, columns, tiled = 16 * m.rng.randrange(4), 16 * m.rng.randrange(20), m.rng.random() < 0.5, m.rng.random() < 0.3
+    src, amax = m.x(rows, cols, dtype=m.dtype()), 3.5
+    arguments: dict[str, Any] = {"columns": columns, "tiled": tiled, "num_threads": m.threads()}
+    if m.rng.random() < 0.3:  # what E2M1 holds, by a factor of 1: it stays as it is, whatever is drawn
+        exact = _E2M1[torch.randint(8, (rows, cols), generator=m.torch)] * (torch.randint(2, (rows, cols), generator=m.torch) * 2 - 1)
+        exact[::16] = exact[:, ::16] = 6.0
+        src, amax, arguments["seed"] = m.guards.place(exact.to(src.dtype)), 2688.0, m.guards.place(torch.tensor([m.rng.randrange(2**62)]))
+    values = src.float()
+    if columns and m.rng.random() < 0.5:  # another order of the elements, some of them with the other sign: sums of one term
+        matrix = torch.eye(16)[torch.randperm(16, generator=m.torch)] * (torch.randint(2, (16,), generator=m.torch) * 2.0 - 1)
+        arguments["transform"] = m.guards.place(matrix)
+        values = torch.einsum("gic,ij->gjc", values.bfloat16().float().view(rows // 16, 16, cols), matrix).reshape(rows, cols)
+    lines = values.t() if columns else values
+    count, length = lines.shape
+    blocks = lines.reshape(count, length // 16, 16)
+    largest = blocks.abs().amax(-1) if src.numel() else blocks.new_zeros(count, length // 16)
+    if tiled and src.numel():
+        largest = largest.view(count // 16, 16, -1).amax(1).repeat_interleave(16, 0)
+    codes, scales = _fp4(blocks, amax, largest)
+    arguments |= {"src": src, "amax": amax, "dst": m.room((count, length // 2), torch.uint8), "scales": m.room((count, length // 16), torch.uint8)}
+    return Call("quantize_nvfp4", arguments, {"dst": codes.reshape(count, length // 2), "scales": scales})
+
+
+@_generator
+def transformed_amax(m: Maker) -> Call:
+    src, matrix = m.x(16 * m.rng.randrange(1, 4), 16 * m.rng.randrange(1, 9), dtype=m.dtype()), m.x(16, 16)
+    product = torch.einsum("gic,ij->gjc", src.bfloat16().double().unflatten(0, (-1, 16)), matrix.double())
+    arguments = {"src": src, "transform": matrix, "num_threads": m.threads()}
+    return Call("transformed_amax", arguments, {"return": product.abs().amax()}, {"return": _tolerance(torch.bfloat16, 16)})
+
+
+@_generator
+def dequantize_nvfp4(m: Maker) -> Call:
+    lines, length, dtype = m.size(), 16 * m.rng.randrange(20), m.dtype()
+    codes = m.guards.place(torch.randint(256, (lines, length // 2), generator=m.torch).to(torch.uint8))
+    scales = m.guards.place(torch.randint(127, (lines, length // 16), generator=m.torch).to(torch.uint8))
+    each = torch.stack([codes & 15, codes >> 4], -1).view(lines, length).int()
+    values = _E2M1[each & 7] * (1 - 2 * (each >> 3)) * scales.view(torch.float8_e4m3fn).float().repeat_interleave(16, 1)
+    arguments = {"src": codes, "scales": scales, "dst": m.room((lines, length), dtype), "num_threads": m.threads()}
+    return Call("dequantize_nvfp4", arguments, {"dst": values.to(dtype)})
+
+
 @_generator
 def transpose_bytes(m: Maker) -> Call:
     rows, cols = m.size(), m.size(200)

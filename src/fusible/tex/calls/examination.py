@@ -360,6 +360,7 @@ _OF_KERNELS = {
     "rows_padded": ("rows_padded_list",),
     "scale": ("scale_list",),
     "scale_inv": ("input", "tensor", "tensor_list"),
+    "scales": ("input", "output", "A", "B"),
     "second": ("tensor_lists",),
     "src": ("input", "tensor", "output_grads"),
     "starts_kv": ("cu_seqlens_kv_padded",),
@@ -371,6 +372,7 @@ _OF_KERNELS = {
     "the input": ("input", "input_2h", "output_grads"),
     "the slice by start_offset": ("start_offset", "start_offset_list"),
     "tile_rows and tile_cols": ("tile_rows_list",),
+    "transform": ("quantizer",),
     "weights": ("tensor_lists",),
     "Bias": ("bias",),
 }

@@ -6,17 +6,33 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.scale_order import swizzle, unswizzle
+from fusible.tex.calls.seeds import draw_seeds
+from fusible.tex.enums import DType
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import MXFP8, WAYS, BlockFormat, check_block_output, checked_format, format_of, usages
+from fusible.tex.formats import (
+    MXFP8,
+    NVFP4,
+    WAYS,
+    BlockFormat,
+    Format,
+    block_format_of,
+    check_block_output,
+    checked_format,
+    format_of,
+    scheme_of,
+    usages,
+)
 from fusible.tex.formats.block_reading import BlockReader
-from fusible.tex.protocol import fp8_format
+from fusible.tex.formulas.number_formats import E2M1_MAX
+from fusible.tex.protocol import FP8_MAX, fp8_format, outer, process_group
 
-__all__ = ["FORMATS", "Operand", "operand_of_blocks", "quantize_blocks", "values_of_blocks"]
+__all__ = ["FORMATS", "Operand", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
 
 _LEVELS_OF_HALVES = frozenset({"avx512bf16", "amx"})
 """The levels at which a product of bf16 is one."""
@@ -25,22 +41,32 @@ _READER = BlockReader("cpu", lambda shape, data: torch.zeros(shape, dtype=torch.
 Buffers = dict[str, Tensor]
 
 
+def _no_factor(x: Any, way: str) -> None:
+    return None
+
+
 class _Kernels(NamedTuple):
     """What encodes and decodes a format.
 
     ``encode(x, quantizer, buffers)``: fill the buffers, scales in the order of their blocks. ``decode(x, way, scales, values)``: fill ``values``, of
-    the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite.
+    the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite. ``factor(x, way)``: by
+    what they are still to be multiplied, None or fp32, one or one for each line. ``transform(x, way)``: the matrix by which lines were multiplied in
+    groups, or None. ``takes(quantizer)``: whether the kernels have its options.
     """
 
     encode: Callable[[Tensor, Any, Buffers], None]
     decode: Callable[[Any, str, Tensor, Tensor], bool]
+    factor: Callable[[Any, str], Tensor | None] = _no_factor
+    transform: Callable[[Any, str], Tensor | None] = _no_factor
+    takes: Callable[[Any], bool] = lambda quantizer: True
 
 
 class Operand(NamedTuple):
-    """The values of a copy as they are stored, a matrix: transposed, where ``turned``."""
+    """The values of a copy as they are stored, a matrix: transposed, where ``turned``; and the factor of all."""
 
     values: Tensor
     turned: bool
+    factor: Tensor | float
 
 
 def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
@@ -59,7 +85,10 @@ def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
         options[swizzled] = output is not None and output._with_gemm_swizzled_scales
     specs = form.buffer_specs(quantizer, x.shape, *asked)
     buffers = {name: (torch.empty if name.endswith("data") else torch.zeros)(size, dtype=stored) for name, (size, stored) in specs.items()}
-    FORMATS[form].encode(x, quantizer, buffers)
+    if x.numel():
+        FORMATS[form].encode(x, quantizer, buffers)
+    elif getattr(quantizer, "stochastic_rounding", False):
+        draw_seeds(sum(asked))
     if options.get(swizzled):
         for way in WAYS:
             name = f"{way}_scale_inv"
@@ -83,22 +112,52 @@ def _fill(output: Any, buffers: dict[str, Tensor], options: dict[str, Any], *, s
     return output
 
 
+def takes(quantizer: Any) -> bool:
+    """Whether the kernels have the options of a quantizer."""
+    scheme = scheme_of(quantizer)
+    return scheme.per_tensor or FORMATS[block_format_of(quantizer)].takes(quantizer)
+
+
 def values_of_blocks(x: Any, dtype: torch.dtype) -> Tensor:
     """The value of a tensor in ``dtype``, from its row-wise copy where it has one, else from the column-wise one."""
-    way = WAYS[x._rowwise_data is None]
-    (values, turned), _ = _decoded(x, way, dtype)
-    shape = _form_of(x).shape(x)
-    return values.t().reshape(shape) if turned else values.view(shape)
+    form, way = _form_of(x), WAYS[x._rowwise_data is None]
+    factor, matrix, shape = FORMATS[form].factor(x, way), FORMATS[form].transform(x, way), form.shape(x)
+    values, turned, _ = _decoded(x, way, dtype if factor is matrix is None else torch.float32)
+    if matrix is not None:
+        values = _undone(values, matrix)
+    if factor is not None:
+        values = values.mul_(factor.view(-1, 1)).to(dtype)
+    return values.t().contiguous().view(shape) if turned else values.view(shape)
 
 
-def operand_of_blocks(x: Any, way: str) -> Operand:
+def operand_of_blocks(x: Any, way: str, undo: bool = False) -> Operand:
     """The values of a copy as a product reads them: in bf16 where that holds all of them, and no product of two is subnormal or infinite; else in
-    fp32."""
-    if native.get_level() in _LEVELS_OF_HALVES:
-        operand, plain = _decoded(x, way, torch.bfloat16)
-        if plain:
-            return operand
-    return _decoded(x, way, torch.float32)[0]
+    fp32. ``undo`` takes back a transform of lines."""
+    kernels, operand = FORMATS[_form_of(x)], None
+    factor, matrix = kernels.factor(x, way), kernels.transform(x, way) if undo else None
+    by_lines = factor is not None and factor.numel() > 1
+    if matrix is None and not by_lines and native.get_level() in _LEVELS_OF_HALVES:
+        values, turned, plain = _decoded(x, way, torch.bfloat16)
+        operand = (values, turned) if plain else None
+    values, turned = operand or _decoded(x, way, torch.float32)[:2]
+    if matrix is not None:
+        values = _undone(values, matrix)
+    if factor is not None and by_lines:
+        values, factor = values.mul_(factor.view(-1, 1)), None
+    return Operand(values, turned, 1.0 if factor is None else factor)
+
+
+def fails_to_cancel(a: Any, way_a: str, b: Any, way_b: str) -> bool:
+    """Whether of two operands of a product the one was transformed and the other was not."""
+    transforms = [
+        None if form not in FORMATS else FORMATS[form].transform(x, way) for x, way, form in ((a, way_a, format_of(a)), (b, way_b, format_of(b)))
+    ]
+    return (transforms[0] is None) != (transforms[1] is None)
+
+
+def _undone(values: Tensor, matrix: Tensor) -> Tensor:
+    groups = values.view(-1, matrix.shape[0])
+    return torch.mm(groups, matrix.t().to(values.dtype)).view(values.shape)
 
 
 def _form_of(x: Any) -> BlockFormat:
@@ -107,12 +166,13 @@ def _form_of(x: Any) -> BlockFormat:
     return form
 
 
-def _decoded(x: Any, way: str, dtype: torch.dtype) -> tuple[Operand, bool]:
+def _decoded(x: Any, way: str, dtype: torch.dtype) -> tuple[Tensor, bool, bool]:
+    """The values of a copy as they are stored, whether that is transposed, and whether they are as ``_Kernels.decode`` says."""
     form, _, shape = _READER.stored(x, way)
     turned = form.transposed and way == "columnwise"
     values = torch.empty(shape[::-1] if turned else shape, dtype=dtype)
     plain = not values.numel() or FORMATS[form].decode(x, way, _READER.scales(x, way).contiguous(), values)
-    return Operand(values, turned), plain
+    return values, turned, plain
 
 
 def _encode_mxfp8(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
@@ -125,7 +185,52 @@ def _decode_mxfp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
     return native.dequantize_mxfp8(data, scales, way == "rowwise", values, int(fp8_format(x._fp8_dtype)))
 
 
-FORMATS: dict[BlockFormat, _Kernels] = {
+def _encode_nvfp4(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
+    matrix, rht = x.view(outer(x.shape), x.shape[-1]), _of_kernels(quantizer.rht_matrix) if quantizer.with_rht else None
+    of_rows = native.amax(matrix) if "rowwise_data" in buffers or rht is None else 0.0
+    for way in WAYS:
+        if f"{way}_data" not in buffers:
+            continue
+        columns = way == "columnwise"
+        transform = rht if columns else None
+        amax = buffers[f"amax_{way}"].fill_(of_rows if transform is None else native.transformed_amax(matrix, transform))
+        if quantizer.with_amax_reduction:
+            torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=process_group(quantizer.amax_reduction_group))
+    for way in WAYS:
+        if f"{way}_data" in buffers:
+            columns = way == "columnwise"
+            seed = draw_seeds(1) if quantizer.stochastic_rounding else None
+            stored = buffers[f"{way}_data"], buffers[f"{way}_scale_inv"], columns, NVFP4.is_tiled(quantizer)
+            native.quantize_nvfp4(matrix, buffers[f"amax_{way}"], *stored, rht if columns else None, seed)
+
+
+def _of_kernels(matrix: Tensor) -> Tensor:
+    return matrix.to("cpu", torch.float32).contiguous()
+
+
+def _decode_nvfp4(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
+    native.dequantize_nvfp4(getattr(x, f"_{way}_data").contiguous(), scales, values)
+    return True
+
+
+def _factor_of_nvfp4(x: Any, way: str) -> Tensor:
+    amax = getattr(x, f"_amax_{way}")
+    return amax / torch.full_like(amax, E2M1_MAX * (x._nvfp4_e4m3_max if x._nvfp4_use_4over6 else FP8_MAX[DType.kFloat8E4M3]))
+
+
+def _transform_of_nvfp4(x: Any, way: str) -> Tensor | None:
+    quantizer = x._quantizer
+    return _of_kernels(quantizer.rht_matrix) if way == "columnwise" and quantizer is not None and quantizer.with_rht else None
+
+
+FORMATS: dict[Format, _Kernels] = {
     MXFP8: _Kernels(_encode_mxfp8, _decode_mxfp8),
+    NVFP4: _Kernels(
+        _encode_nvfp4,
+        _decode_nvfp4,
+        _factor_of_nvfp4,
+        _transform_of_nvfp4,
+        lambda quantizer: not (quantizer.nvfp4_use_4over6 or quantizer.row_scaled_nvfp4),
+    ),
 }
 """The formats in blocks that the kernels know."""

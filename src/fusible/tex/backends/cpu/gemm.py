@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.blocks import operand_of_blocks
+from fusible.tex.backends.cpu.blocks import fails_to_cancel, operand_of_blocks
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
@@ -71,7 +71,9 @@ def _backward(job: _Job, bias: Any, gelu: bool, gelu_in: Any) -> tuple[Any, Tens
 
 def _product(job: _Job, **epilogue: Any) -> Any:
     """``D`` by the native kernel. Its left operand is ``B``: rows come first there, as in memory."""
-    operands = (*_operand(job.B, job.transB, not job.transB), *_operand(job.A, job.transA, job.transA))
+    ways = WAYS[not job.transA], WAYS[job.transB]
+    undo = fails_to_cancel(job.A, ways[0], job.B, ways[1])
+    operands = (*_operand(job.B, job.transB, ways[1], undo), *_operand(job.A, job.transA, ways[0], undo))
     if job.D is not None and job.beta:
         epilogue |= {"addend": job.D.contiguous(), "beta": job.beta}
     if job.alpha != 1.0:
@@ -83,14 +85,14 @@ def _product(job: _Job, **epilogue: Any) -> Any:
     return quantize_tensor(produce(kernel, operands, job.shape.output, job.dtype, None), job.quantizer, job.D)
 
 
-def _operand(x: Any, transpose: bool, along_rows: bool) -> tuple[Tensor, bool, Any, Any]:
-    """A stored matrix, whether it is transposed, what its elements are and their factor: as the kernel takes them. ``along_rows``: whether the
-    contracted dimension is the last."""
+def _operand(x: Any, transpose: bool, way: str, undo: bool) -> tuple[Tensor, bool, Any, Any]:
+    """A stored matrix, whether it is transposed, what its elements are and their factor: as the kernel takes them. ``way``: the copy whose lines are
+    contracted; ``undo`` takes back a transform of them."""
     if not is_quantized(x):
         return x.contiguous(), transpose, x.dtype, 1.0
     if not format_of(x).per_tensor:
-        values, turned = operand_of_blocks(x, WAYS[not along_rows])
-        return values, transpose != turned, values.dtype, 1.0
+        values, turned, factor = operand_of_blocks(x, way, undo)
+        return values, transpose != turned, values.dtype, factor
     if x._data is not None:
         return x._data.contiguous(), transpose, int(x._fp8_dtype), x._scale_inv
     data = transposed(x)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.tex.backends.cpu.blocks import quantize_blocks, values_of_blocks
+from fusible.tex.backends.cpu.blocks import quantize_blocks, takes, values_of_blocks
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.layout import check_disjoint
 from fusible.tex.factories import build_quantized
@@ -33,6 +33,7 @@ from fusible.tex.protocol import (
     to_torch,
     transposed_shape,
 )
+from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "write_delayed"]
 
@@ -46,11 +47,15 @@ def _with_quantizer(request: Request) -> str | None:
 class QuantizeKernels(Quantize, Recipe, Transpose):
     @requires(_with_quantizer)
     def quantize(self, tensor: Any, quantizer: QuantizerLike | None, output: Any = None, noop: Any = None) -> Any:
+        if not takes(quantizer):
+            return hand_over(self, "quantize", tensor, quantizer, output, noop)  # type: ignore[arg-type]
         x = dequantize(tensor, nominal(tensor)) if is_quantized(tensor) else tensor
         return quantize_tensor(x, quantizer, output, noop)
 
     @requires(_with_quantizer)
     def bgrad_quantize(self, input: Tensor, quantizer: QuantizerLike | None) -> list[Any]:
+        if not takes(quantizer):
+            return hand_over(self, "bgrad_quantize", input, quantizer)  # type: ignore[arg-type]
         bias_grad = torch.empty(input.shape[-1], dtype=torch.float32)
         quantized = quantize_tensor(input, quantizer, bias_grad=bias_grad)
         return [bias_grad if input.dtype is torch.float32 else bias_grad.to(input.dtype), quantized]
