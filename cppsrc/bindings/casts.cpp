@@ -14,10 +14,10 @@ void bind_casts(pybind11::module_& m) {
           arg("dst_columns") = none, arg("exponents_columns") = none, arg("tiled") = false, arg("num_threads") = 0);
     define(m, "dequantize_mxfp8", cast::dequantize_mxfp8, reads<1, 2>, arg("src"), arg("exponents"), arg("along_rows"), arg("dst"), arg("fp8_dtype"),
           arg("num_threads") = 0);
-    define(m, "quantize_nvfp4", cast::quantize_nvfp4, reads<1, 2, 7, 8>, arg("src"), arg("amax"), arg("dst"), arg("scales"), arg("columns") = false,
+    define(m, "quantize_nvfp4", cast::quantize_nvfp4, reads<1, 2, 7, 8>, arg("src"), arg("amax"), arg("dst"), arg("scale_bytes"), arg("columns") = false,
           arg("tiled") = false, arg("transform") = none, arg("seed") = none, arg("num_threads") = 0);
     define(m, "transformed_amax", cast::transformed_amax, reads<1, 2>, arg("src"), arg("transform"), arg("num_threads") = 0);
-    define(m, "dequantize_nvfp4", cast::dequantize_nvfp4, reads<1, 2>, arg("src"), arg("scales"), arg("dst"), arg("num_threads") = 0);
+    define(m, "dequantize_nvfp4", cast::dequantize_nvfp4, reads<1, 2>, arg("src"), arg("scale_bytes"), arg("dst"), arg("num_threads") = 0);
     define(m, "amax", cast::amax, reads<1>, arg("src"), arg("out") = none, arg("num_threads") = 0);
     define(m, "transpose_bytes", cast::transpose_bytes, reads<1>, arg("src"), arg("dst"), arg("num_threads") = 0);
 }

@@ -29,9 +29,9 @@ void check_packed(const TensorView& view, const char* name, std::int64_t count) 
 
 /// One E4M3 byte for each block of a line, in a matrix that may have more lines and columns.
 void check_scales(const TensorView& view, std::int64_t lines, std::int64_t blocks) {
-    check_dtype(view, "scales", size_of(view.dtype) == 1, "uint8 or float8_e4m3fn");
+    check_dtype(view, "scale_bytes", size_of(view.dtype) == 1, "uint8 or float8_e4m3fn");
     if (view.ndim == 2 && view.shape[0] >= lines && view.shape[1] >= blocks) return;
-    throw ShapeError(expected("a matrix of at least " + std::to_string(lines) + " x " + std::to_string(blocks), "scales", view.shape_text(),
+    throw ShapeError(expected("a matrix of at least " + std::to_string(lines) + " x " + std::to_string(blocks), "scale_bytes", view.shape_text(),
                               "pass one scale for each block"));
 }
 
@@ -66,10 +66,21 @@ Fp4Part part_at(const TensorView& src, std::int64_t row, std::int64_t col, int r
     return part;
 }
 
-const float* read_transform(const OptionalView& transform) {
-    if (!transform) return nullptr;
+/// A matrix of its own: what is written may lie where the given one does.
+struct Transform {
+    bool given = false;
+    float values[kFp4Block * kFp4Block];
+
+    const float* data() const { return given ? values : nullptr; }
+};
+
+Transform read_transform(const OptionalView& transform) {
+    Transform read;
+    if (!transform) return read;
     check_float32(*transform, "transform", kFp4Block * kFp4Block);
-    return transform->as<const float>();
+    read.given = true;
+    std::copy_n(transform->as<const float>(), kFp4Block * kFp4Block, read.values);
+    return read;
 }
 
 std::uint64_t read_key(const OptionalView& seed) {
@@ -93,7 +104,7 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
     const std::int64_t length = columns ? rows : cols;
     check_scales(scales, lines, length / kFp4Block);
     if (transform && !columns) throw ArgumentError(expected("columns", "transform", "rows", "transform no rows"));
-    const float* const matrix = read_transform(transform);
+    const Transform matrix = read_transform(transform);
     const std::uint64_t key = read_key(seed);
     if (src.numel() == 0) return;
     const float scale = scale_of(amax.value);
@@ -109,7 +120,7 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
         part.from_amax = scale * static_cast<float>(1.0 / 6.0);
         part.from_scale = 1.0f / scale;
         part.tiled = tiled;
-        part.transform = matrix;
+        part.transform = matrix.data();
         part.key = key;
         part.counter = static_cast<std::uint64_t>(line * length + at);
         part.line_counters = static_cast<std::uint64_t>(length);
@@ -121,12 +132,12 @@ float transformed_amax(const TensorView& src, const TensorView& transform, int n
     const auto kernel = kernels().transformed_amax[table_index(wide_kind(src, "src"))];
     check_threads(num_threads);
     check_whole_blocks(src.rows(), src.cols(), "src");
-    check_float32(transform, "transform", kFp4Block * kFp4Block);
+    const Transform matrix = read_transform(transform);
     Maximum maximum;
     if (src.numel() == 0) return 0.0f;
     each_part(src, num_threads, [&](std::int64_t row, std::int64_t col, int count, int width) {
         Fp4Part part = part_at(src, row, col, count, width);
-        part.transform = transform.as<const float>();
+        part.transform = matrix.data();
         maximum.raise(kernel(part));
     });
     return maximum.value();

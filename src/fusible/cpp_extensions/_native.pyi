@@ -111,7 +111,7 @@ def quantize_nvfp4(
     src: TensorLike,
     amax: float | TensorLike,
     dst: TensorLike,
-    scales: TensorLike,
+    scale_bytes: TensorLike,
     columns: bool = False,
     tiled: bool = False,
     transform: TensorLike | None = None,
@@ -126,7 +126,7 @@ def quantize_nvfp4(
 
     Args:
         src: ``[*leading, cols]`` float32, float16 or bfloat16; read as a matrix ``[rows, cols]`` whose sizes are multiples of 16.
-        dst: half as many bytes; with ``scales``, a matrix of at least ``lines x blocks`` bytes of E4M3.
+        dst: half as many bytes; with ``scale_bytes``, a matrix of at least ``lines x blocks`` bytes of E4M3.
         tiled: squares of 16 have one scale, which each of their lines repeats.
         transform: float32 ``[16, 16]``: the blocks of columns, rounded to bfloat16, times this matrix, and rounded so again.
         seed: int64 ``[1]``: round to one of two neighbours, by the words of the places in ``dst``; None: to the nearest, ties to even.
@@ -138,7 +138,7 @@ def quantize_nvfp4(
 def transformed_amax(src: TensorLike, transform: TensorLike, num_threads: int = 0) -> float:
     """``max |y|`` of what ``quantize_nvfp4`` casts with that ``transform``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty."""
 
-def dequantize_nvfp4(src: TensorLike, scales: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
+def dequantize_nvfp4(src: TensorLike, scale_bytes: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
     """``dst = value(code) * value(scale)``, exactly: lines that ``quantize_nvfp4`` wrote, into float32, float16 or bfloat16 ``[lines, length]``."""
 
 def amax(src: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:

@@ -135,10 +135,10 @@ def dequantize_mxfp8() -> dict[str, Any]:
     return {"src": src, "exponents": torch.full((32, 2), 120, dtype=torch.uint8), "along_rows": True, "dst": torch.zeros(32, 64), "fp8_dtype": E4M3}
 
 
-@_call("dst", "scales")
+@_call("dst", "scale_bytes")
 def quantize_nvfp4() -> dict[str, Any]:
     return {
-        "src": _x(32, 64), "amax": torch.tensor([3.0]), "dst": _codes(64, 16), "scales": _codes(64, 2), "columns": True,
+        "src": _x(32, 64), "amax": torch.tensor([3.0]), "dst": _codes(64, 16), "scale_bytes": _codes(64, 2), "columns": True,
         "transform": torch.eye(16), "seed": torch.tensor([5]),
     }  # fmt: skip
 
@@ -151,7 +151,7 @@ def transformed_amax() -> dict[str, Any]:
 @_call("dst")
 def dequantize_nvfp4() -> dict[str, Any]:
     src = torch.arange(32 * 32).remainder(256).to(torch.uint8).view(32, 32)
-    return {"src": src, "scales": torch.full((32, 4), 56, dtype=torch.uint8), "dst": torch.zeros(32, 64)}
+    return {"src": src, "scale_bytes": torch.full((32, 4), 56, dtype=torch.uint8), "dst": torch.zeros(32, 64)}
 
 
 @_call("out")

@@ -253,8 +253,13 @@ def quantize_nvfp4(m: Maker) -> Call:
     if tiled and src.numel():
         largest = largest.view(count // 16, 16, -1).amax(1).repeat_interleave(16, 0)
     codes, scales = _fp4(blocks, amax, largest)
-    arguments |= {"src": src, "amax": amax, "dst": m.room((count, length // 2), torch.uint8), "scales": m.room((count, length // 16), torch.uint8)}
-    return Call("quantize_nvfp4", arguments, {"dst": codes.reshape(count, length // 2), "scales": scales})
+    arguments |= {
+        "src": src,
+        "amax": amax,
+        "dst": m.room((count, length // 2), torch.uint8),
+        "scale_bytes": m.room((count, length // 16), torch.uint8),
+    }
+    return Call("quantize_nvfp4", arguments, {"dst": codes.reshape(count, length // 2), "scale_bytes": scales})
 
 
 @_generator
@@ -272,7 +277,7 @@ def dequantize_nvfp4(m: Maker) -> Call:
     scales = m.guards.place(torch.randint(127, (lines, length // 16), generator=m.torch).to(torch.uint8))
     each = torch.stack([codes & 15, codes >> 4], -1).view(lines, length).int()
     values = _E2M1[each & 7] * (1 - 2 * (each >> 3)) * scales.view(torch.float8_e4m3fn).float().repeat_interleave(16, 1)
-    arguments = {"src": codes, "scales": scales, "dst": m.room((lines, length), dtype), "num_threads": m.threads()}
+    arguments = {"src": codes, "scale_bytes": scales, "dst": m.room((lines, length), dtype), "num_threads": m.threads()}
     return Call("dequantize_nvfp4", arguments, {"dst": values.to(dtype)})
 
 
