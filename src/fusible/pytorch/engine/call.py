@@ -253,7 +253,7 @@ _AS_IT_IS = nullcontext()
 
 def _came(dys: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """The gradient of y and those of the extra outputs, each waited for where it is on its way."""
-    dy, *extra = [dy if dy is None or dy.__class__ is torch.Tensor else arrived(dy) for dy in dys]
+    dy, *extra = [dy if dy.__class__ is torch.Tensor else arrived(dy) for dy in dys]
     return dy, extra
 
 
