@@ -130,3 +130,21 @@ def test_what_is_right_is_taken() -> None:
     frozen[1].weight.requires_grad_(False)
     frozen(torch.randn(3, 4)).sum().backward()
     assert frozen[0].weight.grad is not None and frozen[1].weight.grad is None
+
+
+def test_a_gradient_that_a_pass_has_added_to_a_sum_itself_is_not_missed() -> None:
+    """Where there is none to add it to, it is (``none`` above)."""
+
+    def adds(dx: Tensor, dw: Tensor) -> Any:
+        so_far = nvte.current_pass().sums.get("0.weight")
+        assert so_far is not None
+        so_far.data.add_(dw.data)
+        return dx, [None]
+
+    module = Module(backward=adds)
+    module.accumulating_parameters = ("weight",)
+    model = fusible.Sequential(module)
+    module.weight.main_grad = torch.ones(4)  # type: ignore[attr-defined]
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+    assert torch.equal(module.weight.main_grad, torch.full((4,), 7.0)) and module.weight.grad is None

@@ -25,7 +25,7 @@ E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 
 
 class FirstOfItsKey:
-    """Runs the first program that came with a key, and inputs of the same shapes and dtypes; it wants passes as whole programs."""
+    """Runs the first program that came with a key, and inputs of the same shapes and dtypes; it wants passes as whole programs, of plain tensors."""
 
     name, whole, in_place = "first", True, True
 
@@ -33,6 +33,7 @@ class FirstOfItsKey:
         self._known: dict[Hashable, Program] = {}
 
     def __call__(self, key: Hashable, program: Program, inputs: list[Tensor]) -> tuple[list[Tensor], Any]:
+        assert all(type(x) is Tensor or type(x) is torch.nn.Parameter for x in inputs)
         return self._known.setdefault((key, tuple((x.shape, x.dtype) for x in inputs)), program)(inputs)
 
 

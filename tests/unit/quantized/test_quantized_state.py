@@ -288,6 +288,14 @@ def test_what_save_did_not_give_is_refused_and_changes_nothing(change: str) -> N
     assert owner.current is before
 
 
+@pytest.mark.parametrize(("saved", "got"), [(torch.zeros(8), "one of torch.float32"), (b"0", "bytes"), (None, "NoneType")])
+def test_what_is_no_uint8_tensor_is_refused_as_that(saved: Any, got: str) -> None:
+    owner = Owner().owner
+    with pytest.raises(CheckpointError, match=rf"^a saved scaling state: expected a uint8 tensor, got {got}; load the file that was saved\.$"):
+        owner.load(saved)
+    assert owner.current is None
+
+
 def test_a_state_is_where_it_is_asked_for() -> None:
     """On the meta device, as there is no other beside the CPU everywhere."""
     meta = torch.device("meta")

@@ -214,7 +214,7 @@ class ScalingOwner:
     def read(self, saved: torch.Tensor) -> dict[str, Any]:
         """Check and decode what ``save`` gave, without taking it over."""
         if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
-            got = type(saved).__qualname__
+            got = f"one of {saved.dtype}" if isinstance(saved, torch.Tensor) else type(saved).__qualname__
             raise CheckpointError(expected("a uint8 tensor", of="a saved scaling state", got=got, do="load the file that was saved"))
         try:
             tensors = load_tensors(saved.cpu().numpy().tobytes())
