@@ -22,7 +22,7 @@ def plan(*members: Op, recipe: Recipe | None = None) -> Plan:
 
 
 def add() -> Add:
-    return Add(make_nvte_tensor(torch.zeros(WIDTH)))
+    return Add(make_nvte_tensor(torch.ones(WIDTH)))
 
 
 def mmt() -> MMT:
@@ -45,6 +45,15 @@ def test_an_inference_says_of_which_forward_it_gives_y(module: object) -> None:
         forward = name.replace("_inf_", "_fwd_")
         assert function.__name__ == function.__qualname__ == name and forward in vars(module)
         assert function.__doc__ == f"y of ``{forward}``."
+
+
+def test_an_inference_gives_the_y_of_its_forward_and_no_contexts() -> None:
+    bound = plan(mmt(), add()).ops
+    x = make_nvte_tensor(torch.ones(3, WIDTH))
+    y, contexts = mmt_add.mmt_add_fwd_fused(*bound, x)  # type: ignore[arg-type]
+    found = mmt_add.mmt_add_inf_fused(*bound, x)  # type: ignore[arg-type]
+    assert len(contexts) == 2 and found.type == y.type and torch.equal(found.data, y.data)
+    assert found.data.any() and mmt_add.mmt_add_inf_fused.__doc__ == "y of ``mmt_add_fwd_fused``."
 
 
 @pytest.mark.parametrize("place", [None, 0, 1, 2, 3])
