@@ -87,6 +87,15 @@ def test_a_layer_of_many_weights_says_that_it_cannot_override() -> None:
         op(normal(WIDTH, WIDTH), torch.tensor([32, 32]))
 
 
+@pytest.mark.parametrize("override", ["high_precision", "dequantized"])
+def test_what_quantizes_activations_alone_has_no_backward_to_override(override: str) -> None:
+    """Its gradient passes as it is, whatever becomes of the layers' gradients."""
+    x, dy = normal(WIDTH, WIDTH), normal(WIDTH, WIDTH, seed=2)
+    model = te_ops.Sequential(te_ops.Quantize(forward=True, backward=False), te_ops.ConstantScale(3.0))
+    (dx,) = gradients(model, x, dy, fusible.Float8CurrentScaling(backward_override=override))
+    assert torch.equal(dx, 3 * dy)
+
+
 @every_recipe
 def test_only_the_copies_that_products_read_are_made(recipe: Recipe) -> None:
     model, x = linear(bias=False), normal(WIDTH, WIDTH)

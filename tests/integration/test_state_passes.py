@@ -107,6 +107,24 @@ def test_an_inference_before_backward_loses_no_observation() -> None:
             assert same(everything(model), everything(twin))
 
 
+@pytest.mark.parametrize("executor", ["eager", "compiled"])
+def test_a_backward_after_a_reset_gives_its_gradients_and_leaves_nothing_behind(executor: str) -> None:
+    """The model begins anew at its next call, not in the middle of one."""
+    recipe, x = DelayedScaling(amax_history_len=3), torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(4))
+    grads = []
+    for reset in (False, True):
+        model = block()
+        call = torch.compile(model, backend="eager") if executor == "compiled" else model
+        with autocast(recipe=recipe):
+            y = call(x)
+            if reset:
+                model.reset_scaling_state()
+            y.square().sum().backward()
+        grads.append([p.grad for p in model.parameters()])
+        assert any("scaling" in name for name in everything(model)) is not reset
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_two_threads_on_two_models(recipe: Recipe | None) -> None:
     """Each thread has its own recipe and pass; both get what they get alone."""

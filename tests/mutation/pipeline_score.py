@@ -31,7 +31,7 @@ TESTS = (
 )  # fmt: skip
 """Tests of the pipeline, and of what it is made of."""
 
-RUN_BY_IMPORTS = ("fusions/add_activation.py", "fusions/registry.py")
+RUN_BY_IMPORTS = ("fusions/add_activation.py", "fusions/high_precision.py", "fusions/registry.py")
 """Files that do their work while fusible is imported."""
 
 _FIRST, _OF_A_LINE = 15, 8

@@ -20,6 +20,7 @@ from fusible import (
     Sequential,
     autocast,
 )
+from fusible.pytorch import ops
 
 
 def mlp() -> Sequential:
@@ -232,6 +233,16 @@ def test_a_widened_recipe() -> None:
     first, *lines = explained(mlp(), HighPrecision(lowest="float32")).splitlines()
     assert first == "6 ops, 1 segments, recipe HighPrecision(lowest='float32'), activations fp32"
     assert "  0    LayerNorm                      bf16|fp32 -> fp32" in lines
+
+
+def test_an_output_in_8_bits_is_shown_as_it_leaves() -> None:
+    lines = ops.Sequential(ops.GELU(), ops.Quantize()).explain(torch.zeros(32, 64), recipe=Float8CurrentScaling()).splitlines()
+    assert lines.count("  1  Quantize  e4m3[current] -> e4m3[current]") == 2  # forward and inference
+
+
+def test_a_widened_output_is_shown_as_it_leaves() -> None:
+    lines = explained(Sequential(Linear(64, 64, bias=False)), HighPrecision(lowest="float32")).splitlines()
+    assert lines.count("  0  MMT(weight fp32)  bf16|fp32 -> fp32") == 2  # forward and inference
 
 
 def test_parts_of_a_model() -> None:

@@ -81,8 +81,8 @@ def _missed(ops: Sequence[Op], fusion: Fusion, fused: Mapping[int, Group], chose
                 yield f"{fusion.name} at {places} ({names}): it wants {wanted} next, and {start + length - 1} is {window[-1]!r}"
         else:
             others = [fused[i] for i in range(start, start + length) if i in fused]
-            users = any(other.fusion is not None and other.fusion.opaque for other in others)
-            other = next((other for other in others if not users or (other.fusion is not None and other.fusion.opaque)), None)
+            users = [other for other in others if other.fusion is not None and other.fusion.opaque]
+            other = next(iter(users or others), None)
             unfit = "its types are others" if fusion.when is not None and not fusion.when(window) else "side values of one name meet in it"
             what = f"{other.fusion.name} has {_places(other)}" if other and other.fusion else unfit
             if other is None or users or other.stop - other.start < length or (other.start, other.stop) == (start, start + length):

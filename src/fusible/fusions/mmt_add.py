@@ -52,7 +52,7 @@ def mmt_add_bwd_fused(mmt: OwnY, add: Add, mmt_ctx: Context, add_ctx: Context, d
 def mmt_add_backward(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None):
     """``mmt_add_bwd_fused``, with ``addend`` added to dx before it is rounded."""
     dy = nvte.cast_checked(dy, add.dy_dtype)
-    quantized = any(is_quantized_type(type) for type in (dy.type, add.dx_dtype, mmt.dy_dtype))
+    quantized = any(is_quantized_type(type) for type in (dy.type, mmt.dy_dtype))
     if quantized or not mmt.sums_dbias or not (add.wants("bias") and mmt.wants("weight")) or mmt.dweight_so_far is not None:
         d, add_grads = add.backward(add_ctx, dy)
         assert d is not None

@@ -53,6 +53,15 @@ def test_no_fusion_that_was_chosen_is_told_as_one_that_did_not_match() -> None:
     assert not [name for start, stop, name in chosen if f"{name} at {start}-{stop}: " in missed]
 
 
+def test_a_fusion_of_which_the_last_op_alone_is_missing_is_told_with_what_stands_there() -> None:
+    """Unless its first one is in another fusion."""
+    wants = "  backward: gelu_mmt_bwd_fused at {0} (GELU): it wants MMT or RowParallelMMT next, and {1}"
+    behind, end = ops.Sequential(ops.GELU(), ops.Dropout(0.1)).explain(), ops.Sequential(ops.Dropout(0.1), ops.GELU()).explain()
+    assert wants.format(0, "1 is Dropout(p=0.1)") in behind.splitlines() and wants.format(1, "that is the end") in end.splitlines()
+    fused = ops.Sequential(ops.Bias(64), ops.GELU(), ops.Dropout(0.1)).explain()
+    assert "add_gelu_bwd_fused" in fused and wants.format(1, "2 is Dropout(p=0.1)") not in fused.splitlines()
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_gradient_of_an_input_is_told_where_it_is_wanted(wanted: bool) -> None:
     for first in (ops.Bias(64), ops.GELU()):

@@ -59,6 +59,8 @@ MISTAKES: dict[str, tuple[str, Pass, type[Exception], str]] = {
         ArgumentError,
         r"what forward of Mistaken returns of .*: expected \(y, context\), got a Tensor; return these as a",
     ),
+    "one in a tuple": ("forward", lambda y: (y,), ArgumentError, r"expected \(y, context\), got a tuple of 1"),
+    "a fourth": ("forward", lambda y: (y, {}, {}, {}), ArgumentError, r"expected \(y, context\), got a tuple of 4"),
     "a third": ("forward", lambda y: (y, {}, {"a": y}), ArgumentError, r"expected \(y, context\), got a tuple of 3"),
     "another tensor": ("forward", lambda y: (raw(y), {}), ArgumentError, "expected an nvte.Tensor as y, got a Tensor; return what an nvte function"),
     "no tensor": ("forward", lambda y: (None, {}), ArgumentError, "expected an nvte.Tensor as y, got None"),
@@ -89,6 +91,7 @@ MISTAKES: dict[str, tuple[str, Pass, type[Exception], str]] = {
         "y that inference of Mistaken returns of .*: expected Float32, got",
     ),
     "dx alone": ("backward", lambda dx, dw: dx, ArgumentError, r"what backward of Mistaken returns: expected \(dx, gradients\), got a Tensor"),
+    "dx in a tuple": ("backward", lambda dx, dw: (dx,), ArgumentError, r"expected \(dx, gradients\), got a tuple of 1"),
     "no dx": ("backward", lambda dx, dw: (None, [dw]), ArgumentError, "expected an nvte.Tensor as dx, got None; return the gradient of x, which is"),
     "dx of torch": ("backward", lambda dx, dw: (raw(dx), [dw]), ArgumentError, "expected an nvte.Tensor as dx, got a Tensor; return what an nvte"),
     "dx of another type": ("backward", lambda dx, dw: (nvte.cast(dx, DType.Float16), [dw]), DTypeError, "dx that backward of .*expected Float32"),
@@ -127,3 +130,21 @@ def test_what_is_right_is_taken() -> None:
     frozen[1].weight.requires_grad_(False)
     frozen(torch.randn(3, 4)).sum().backward()
     assert frozen[0].weight.grad is not None and frozen[1].weight.grad is None
+
+
+def test_a_gradient_that_a_pass_has_added_to_a_sum_itself_is_not_missed() -> None:
+    """Where there is none to add it to, it is (``none`` above)."""
+
+    def adds(dx: Tensor, dw: Tensor) -> Any:
+        so_far = nvte.current_pass().sums.get("0.weight")
+        assert so_far is not None
+        so_far.data.add_(dw.data)
+        return dx, [None]
+
+    module = Module(backward=adds)
+    module.accumulating_parameters = ("weight",)
+    model = fusible.Sequential(module)
+    module.weight.main_grad = torch.ones(4)  # type: ignore[attr-defined]
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+    assert torch.equal(module.weight.main_grad, torch.full((4,), 7.0)) and module.weight.grad is None

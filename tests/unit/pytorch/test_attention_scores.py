@@ -354,6 +354,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ShapeError,
         "the mask of DotProductAttention: expected 3 queries and keys, or 1, got ",
     ),
+    "a mask too small for sequences of one length": (
+        lambda: DotProductAttention(2, 4, mask=True)(torch.randn(2, 4, 24), extra_inputs=[torch.zeros(1, 1, 3, 4)]),
+        ShapeError,
+        r"the mask of DotProductAttention.*: expected shape \[2 or 1, 2 or 1, 4 or 1, 4 or 1\], got \[1, 1, 3, 4\]",
+    ),
+    "a mask of three dimensions": (
+        lambda: DotProductAttention(2, 4, mask=True)(torch.randn(4, 24), torch.tensor([3, 1]), extra_inputs=[torch.zeros(1, 3, 2)]),
+        ShapeError,
+        r"the mask of DotProductAttention.*: expected shape \[2 or 1, 2 or 1, q or 1, k or 1\], got \[1, 3, 2\]",
+    ),
     "keys": (
         lambda: CrossAttention(2, 4)(torch.randn(2, 3, 8), extra_inputs=[torch.zeros(3, 5, 16)]),
         ShapeError,

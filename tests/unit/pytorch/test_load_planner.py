@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from fusible.pytorch.checkpoint import LoadPlanner
-from fusible.quantized import Float8CurrentScalingQuantizer
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, QuantizedTensor
 from fusible.tex import DType
 
 
@@ -39,6 +39,19 @@ def test_a_quantized_tensor_is_made_when_its_last_part_is_read(order: tuple[int,
         into.detach().copy_(values[first : first + rows])
         planner.commit_tensor(parts[place], into)
     assert torch.equal(held.dequantize(), quantizer(values).dequantize())
+
+
+def test_parts_in_8_bits_with_one_scale_are_put_together_by_their_bytes() -> None:
+    """The scale is theirs, not that by which the tensor was held."""
+    values = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    saved, held = (Float8Quantizer(torch.tensor([scale]), torch.zeros(1), DType.kFloat8E4M3)(values) for scale in (3.0, 1.0))
+    assert isinstance(saved, QuantizedTensor) and not torch.equal(held.dequantize(), saved.dequantize())
+    planner = begun({"w": held})
+    for first, rows in ((3, 5), (0, 3)):
+        into = planner.resolve_tensor(part("w", first, rows))
+        into.copy_(saved[first : first + rows])
+        planner.commit_tensor(part("w", first, rows), into)
+    assert torch.equal(held.dequantize(), saved.dequantize())
 
 
 def test_what_is_read_as_one_and_plain_tensors_are_written_to_as_they_are() -> None:

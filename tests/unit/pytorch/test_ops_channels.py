@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,30 @@ def test_a_channel_has_any_number_of_consumers_and_the_caller() -> None:
     assert torch.equal(extra, x)
     torch.autograd.backward([y, extra], [torch.ones(5, 8), torch.full((5, 8), 0.5)])
     torch.testing.assert_close(x.grad, torch.full((5, 8), 10.5))
+
+
+class Multiples(BasicOperation):
+    """``x``, with twice ``x`` and three times ``x`` as extra outputs."""
+
+    num_extra_outputs = 2
+
+    def fuser_forward(self, basic_op_ctxs: Any, input_: Tensor, **_: Any) -> Any:
+        return input_, [(2 * input_, 3 * input_)]
+
+    def fuser_backward(self, basic_op_ctxs: Any, grad_output: Tensor, *, basic_op_grad_extra_outputs: Any) -> Any:
+        ((twice, thrice),) = basic_op_grad_extra_outputs
+        return grad_output + 2 * twice + 3 * thrice, [()], [()]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_one_extra_output_goes_by_a_channel_and_another_to_the_caller(index: int) -> None:
+    model = ops.Sequential(Multiples().set_extra_output_channel(index, "a", output_to_caller=False), takes())
+    x = leaf(5, 8)
+    y, extra = model(x)
+    y.sum().backward()
+    torch.testing.assert_close(y, (3 + index) * x)
+    torch.testing.assert_close(extra, (3 - index) * x)
+    torch.testing.assert_close(x.grad, torch.full((5, 8), 3.0 + index))
 
 
 def test_channels_cross_and_pass_beside_extra_tensors_of_the_caller() -> None:

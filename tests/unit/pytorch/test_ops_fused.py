@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import fusible
 from fusible import tex
 from fusible.errors import ArgumentError, NotServedError
 from fusible.pytorch import ops
+from fusible.pytorch.export import export
 from fusible.pytorch.ops import fused
 from fusible.pytorch.ops.fused.base import Adapted, AdaptedForward, Part
 
@@ -232,6 +234,22 @@ def test_a_placed_one_can_be_compiled_and_replayed() -> None:
     # Two programs that add up WIDTH products of magnitude about 1 in their own orders.
     compiled = model.compile("xla")(*tensors).detach()
     torch.testing.assert_close(compiled, eager[0], rtol=0, atol=WIDTH * torch.finfo(torch.float32).eps * float(eager[0].abs().max()))
+
+
+class Halved(ops.BasicOperation):
+    def op_forward(self, ctx: Any, input_: torch.Tensor, **_: Any) -> torch.Tensor:
+        return input_ / 2
+
+    def op_backward(self, ctx: Any, grad_output: torch.Tensor) -> Any:
+        return grad_output / 2, ()
+
+
+def test_what_cannot_be_exported_is_named_by_the_callers_own_code_alone(tmp_path: Path) -> None:
+    """A placed one of the package's is no code of the caller's."""
+    bias = next(case for case in CASES if case.name == "bias")
+    model = ops.Sequential(bias.cls(**_basics(bias)), _overriding(bias.cls)(**_basics(bias)), Halved())
+    with pytest.raises(ArgumentError, match="to export: expected operations of ours alone, got Halved, Own; "):
+        export(model, tmp_path / "model", torch.randn(ROWS, WIDTH, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

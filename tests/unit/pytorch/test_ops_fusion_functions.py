@@ -112,3 +112,17 @@ def test_a_function_that_puts_operations_together_is_taken_by_its_word(kind: str
         factor *= (3.0 if place == start else 1.0) if inside and kind != "forward" else scale
     assert torch.equal(found[0], wanted) and torch.equal(found[1], torch.full_like(X, factor))
     assert torch.equal(step(model)[0], 10 * X)
+
+
+@pytest.mark.parametrize("kind", REGISTER)
+def test_a_function_is_handed_the_parts_of_an_operation_that_has_no_pass_of_its_own(kind: str) -> None:
+    """One that has a pass of its own is handed over as it is, as it stands for its parts."""
+    seen: list[list[str]] = []
+
+    def look(given: Ops, *, recipe: Any) -> Ops:
+        seen.append([type(op).__name__ for op in given])
+        return given
+
+    with REGISTER[kind](look):  # type: ignore[arg-type]
+        ops.Sequential(ops.Linear(8, 8), Both([ops.Identity(), ops.Identity()]))(X)
+    assert seen and all(names == ["BasicLinear", "Bias", "Both"] for names in seen)

@@ -90,6 +90,22 @@ def test_an_option_leaves_the_scaling_state_as_it_is() -> None:
     assert not alike(step(changed, DELAYED), step(fresh, DELAYED))
 
 
+def test_a_state_that_is_saved_after_an_option_was_set_is_that_of_the_latest_call() -> None:
+    """Whether or not one was saved between the assignment and the next calls."""
+    states = []
+    for saved_between in (False, True):
+        torch.manual_seed(1)
+        model = ops.Sequential(ops.ConstantScale(2.0), ops.Linear(64, 64))
+        step(model, DELAYED)
+        model[0].scale = 3.0
+        if saved_between:
+            model.state_dict()
+        for _ in range(2):
+            step(model, DELAYED)
+        states.append(model.state_dict()["scaling_state.0"])
+    assert torch.equal(*states)
+
+
 def test_what_an_operation_does_not_read_changes_no_plan() -> None:
     op = ops.ConstantScale(2.0)
     model = ops.Sequential(op)

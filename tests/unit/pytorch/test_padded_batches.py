@@ -25,6 +25,7 @@ from fusible import (
     Sequential,
     autocast,
 )
+from fusible.pytorch.engine.batch import read_batch
 
 WIDTH, LENGTHS = 8, (5, 0, 2, 4)
 RECIPES = [
@@ -99,6 +100,17 @@ def test_a_mask_is_its_lengths(lengths: tuple[int, ...]) -> None:
     model = model_of()
     x, mask = padded(lengths)
     assert torch.equal(model(x, mask), model(x, torch.tensor(lengths)))
+
+
+def test_lengths_are_read_where_they_are_whatever_the_default_device_is() -> None:
+    x, mask = padded()
+    for given in (torch.tensor(LENGTHS), torch.tensor((5, 1, 2, 4)), mask[[0, 2, 3]], torch.tensor([5, 5])):
+        of_x = x[: len(given)]
+        wanted = read_batch(of_x, given)
+        with torch.device("meta"):
+            found = read_batch(of_x, given)
+        assert found.x.device == x.device and torch.equal(found.x.nan_to_num(), wanted.x.nan_to_num())
+        assert all((a is None and b is None) or torch.equal(a, b) for a, b in ((found.index, wanted.index), (found.seq_lens, wanted.seq_lens)))
 
 
 class Shifted(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fusible
-from fusible import nvte
+from fusible import nvte, tex
 from fusible.fusions import register_fusion_inference, unregister_fusion
 from fusible.ops import GELU, ReLU
 from fusible.pytorch import ops
@@ -77,6 +77,19 @@ def test_another_plan_is_made_where_it_would_be_another_one(name: str, grad: boo
     called.call()
     called.call()
     assert called.built == 1 + another[not grad]
+
+
+def test_no_gradient_is_computed_for_an_extra_input_that_wants_none() -> None:
+    """The product before it is then by the weight's gradient alone."""
+    model = ops.Sequential(ops.AddExtraInput(), ops.BasicLinear(WIDTH, WIDTH))
+    x, extra, products = torch.ones(8, WIDTH), torch.ones(8, WIDTH), []
+    for wanted in (False, True):
+        y = model(x, extra.requires_grad_(wanted))
+        with tex.record() as calls:
+            y.sum().backward()
+        products.append(sum("gemm" in call.function for call in calls))
+        assert (extra.grad is not None) is wanted
+    assert products == [1, 2]
 
 
 @pytest.mark.parametrize("width", [WIDTH, 2 * WIDTH])

@@ -238,6 +238,17 @@ def test_a_replay_gives_each_call_what_the_pass_gave_it() -> None:
     assert given[0] == given[1]  # a tuple is no list
 
 
+@pytest.mark.parametrize(
+    "given", [torch.ones(2), torch.empty(0), [torch.ones(2)], {"a": torch.ones(2)}, object()], ids=lambda given: type(given).__name__
+)
+def test_a_call_with_a_keyword_that_is_no_constant_is_not_replayed(given: object) -> None:
+    """Whoever calls again would be given what was there the first time."""
+    x = torch.ones(2)
+    listing = Listing([x])
+    y = heard(listing, lambda x, how: x + 1, x, how=given)
+    assert listing.finish([y], None, 0) is None
+
+
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_tensors_in_a_list_are_those_of_the_run(kind) -> None:
     x = torch.ones(2)

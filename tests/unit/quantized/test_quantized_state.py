@@ -237,6 +237,35 @@ def test_copies_have_a_lock_of_their_own_and_no_inference_to_repeat() -> None:
         assert torch.equal(twin.save(), owner.save()) and twin.layout == owner.layout and not twin.unread
 
 
+def test_a_copy_brings_no_recipe_along() -> None:
+    """Of a recipe with a rule of the user's own a function within a function could not be pickled."""
+    owner = Owner().owner
+    recipe = DelayedScaling(amax_compute_algo=lambda history: history.amax(0))
+    owner.commit_forward(owner.snapshot(recipe, CPU), {"0.x": torch.tensor([2.0])})
+    upcoming = owner.snapshot(recipe, CPU)
+    twin = pickle.loads(pickle.dumps(owner))
+    assert twin.recipe is None and twin.snapshot(recipe, CPU).scales == upcoming.scales
+
+
+def test_a_backward_into_a_state_that_was_loaded_meanwhile_is_observed_there() -> None:
+    """What it has seen is in the scales of the next iteration, although no forward has begun one."""
+    recipe, owner = DelayedScaling(amax_history_len=2), Owner()
+    owner.step(recipe, 2.0)
+    owner.owner.load(_saved(recipe))
+    assert not owner.owner.open
+    owner.owner.commit_backward({"0.dy": torch.tensor([4.0])})
+    assert owner.owner.open and owner.owner.snapshot(recipe, CPU).scales["0.dy"].item() == 57344 / 4
+
+
+def test_a_backward_into_a_state_that_was_reset_meanwhile_leaves_it_as_it_is() -> None:
+    recipe, owner = DelayedScaling(amax_history_len=2), Owner()
+    owner.step(recipe, 2.0)
+    owner.owner.reset()
+    owner.owner.commit_backward({"0.dy": torch.tensor([4.0])})
+    assert owner.owner.current is None and owner.owner.save() is None
+    assert owner.step(recipe, 8.0) == 1.0
+
+
 SAVED = ("open", *(f"{name}.{field}" for name in ("forward", "backward") for field in ("scale", "amax_history", "fp8_dtype")))
 
 
@@ -257,6 +286,14 @@ def test_what_save_did_not_give_is_refused_and_changes_nothing(change: str) -> N
     with pytest.raises(CheckpointError, match=r"^a saved scaling state: expected the tensors of save, got otherwise: \w|got open of torch.float32"):
         owner.load(torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8))
     assert owner.current is before
+
+
+@pytest.mark.parametrize(("saved", "got"), [(torch.zeros(8), "one of torch.float32"), (b"0", "bytes"), (None, "NoneType")])
+def test_what_is_no_uint8_tensor_is_refused_as_that(saved: Any, got: str) -> None:
+    owner = Owner().owner
+    with pytest.raises(CheckpointError, match=rf"^a saved scaling state: expected a uint8 tensor, got {got}; load the file that was saved\.$"):
+        owner.load(saved)
+    assert owner.current is None
 
 
 def test_a_state_is_where_it_is_asked_for() -> None:

@@ -31,12 +31,13 @@ class Border:
     """The type of a single value in high precision, the usual case, in which there is nothing to take apart; else None."""
 
     def key(self, leaves: Sequence[Any]) -> Any:
-        """The part of a program's key that follows from the border and the tensors that pass it; executors add the first tensor's shape and dtype."""
+        """The part of a program's key that follows from the border and the tensors that pass it; executors add the first tensor's shape and dtype.
+        The names are those of the program's region."""
         return self._form if self.count == 1 else (self._form, tuple([(leaf.shape, leaf.dtype) for leaf in leaves[1:]]))
 
     @cached_property
     def _form(self) -> Any:
-        return self.names, self.there, spec_key(self.spec)
+        return self.there, spec_key(self.spec)
 
     def opened(self, leaves: Sequence[Any]) -> list[nvte.Tensor | None]:
         """The values, None for what is not there, of tensors that may be another framework's."""

@@ -253,7 +253,7 @@ _AS_IT_IS = nullcontext()
 
 def _came(dys: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """The gradient of y and those of the extra outputs, each waited for where it is on its way."""
-    dy, *extra = [dy if dy is None or dy.__class__ is torch.Tensor else arrived(dy) for dy in dys]
+    dy, *extra = [dy if dy.__class__ is torch.Tensor else arrived(dy) for dy in dys]
     return dy, extra
 
 
@@ -274,9 +274,8 @@ class PipelineFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             do = "use plain torch modules for second derivatives"
             raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
-        one = next((dy for dy in dys if dy is not None), None)
-        if one is not None and is_in_force_on(one):  # backward was called inside it
-            with without_torch_autocast(one.device.type):
+        if is_in_force_on(dys[0]):  # backward was called inside it
+            with without_torch_autocast(dys[0].device.type):
                 return PipelineFunction.backward(ctx, *dys)
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained

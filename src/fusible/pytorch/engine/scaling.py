@@ -148,10 +148,11 @@ class ScalingOwner:
         return Snapshot(*states, version=snapshot.version + 1)
 
     def commit_backward(self, amaxes: Mapping[str, torch.Tensor]) -> None:
-        """A backward has succeeded: its amaxes are observed in the running iteration."""
+        """A backward has succeeded: its amaxes are observed in the running iteration. A state that was reset after its forward stays so."""
         with self._lock:
             current = self.current
-            assert current is not None
+            if current is None:
+                return
             self._state = replace(self._state, current=replace(current, backward=current.backward.observe(amaxes)), open=True, awaited=False)
 
     def _fitting(self, recipe: DelayedScaling, device: torch.device) -> Snapshot:
@@ -213,7 +214,7 @@ class ScalingOwner:
     def read(self, saved: torch.Tensor) -> dict[str, Any]:
         """Check and decode what ``save`` gave, without taking it over."""
         if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
-            got = type(saved).__qualname__
+            got = f"one of {saved.dtype}" if isinstance(saved, torch.Tensor) else type(saved).__qualname__
             raise CheckpointError(expected("a uint8 tensor", of="a saved scaling state", got=got, do="load the file that was saved"))
         try:
             tensors = load_tensors(saved.cpu().numpy().tobytes())
