@@ -14,6 +14,11 @@ void bind_casts(pybind11::module_& m) {
           arg("dst_columns") = none, arg("exponents_columns") = none, arg("tiled") = false, arg("num_threads") = 0);
     define(m, "dequantize_mxfp8", cast::dequantize_mxfp8, reads<1, 2>, arg("src"), arg("exponents"), arg("along_rows"), arg("dst"), arg("fp8_dtype"),
           arg("num_threads") = 0);
+    define(m, "quantize_block_fp8", cast::quantize_block_fp8, reads<1>, arg("src"), arg("fp8_dtype"), arg("dst") = none, arg("scales") = none,
+           arg("dst_columns") = none, arg("scales_columns") = none, arg("tiled") = false, arg("epsilon") = 0.0f, arg("power_of_two") = false,
+           arg("num_threads") = 0);
+    define(m, "dequantize_block_fp8", cast::dequantize_block_fp8, reads<1, 2>, arg("src"), arg("scales"), arg("tiled"), arg("dst"), arg("fp8_dtype"),
+           arg("num_threads") = 0);
     define(m, "amax", cast::amax, reads<1>, arg("src"), arg("out") = none, arg("num_threads") = 0);
     define(m, "transpose_bytes", cast::transpose_bytes, reads<1>, arg("src"), arg("dst"), arg("num_threads") = 0);
 }

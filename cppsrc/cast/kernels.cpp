@@ -2,6 +2,7 @@
 #include "cast/kernels.hpp"
 
 #include "cast/mx_bands.hpp"
+#include "cast/scaled_blocks.hpp"
 #include "cast/strips.hpp"
 
 namespace fusible::cast::FUSIBLE_LEVEL {
@@ -23,6 +24,11 @@ const Kernels kernels = {
      {quantize_mx<bf16, E4M3>, quantize_mx<bf16, E5M2>}},
     {{dequantize_mx<E4M3, float>, dequantize_mx<E4M3, f16>, dequantize_mx<E4M3, bf16>},
      {dequantize_mx<E5M2, float>, dequantize_mx<E5M2, f16>, dequantize_mx<E5M2, bf16>}},
+    {{quantize_blocks<float, E4M3>, quantize_blocks<float, E5M2>},
+     {quantize_blocks<f16, E4M3>, quantize_blocks<f16, E5M2>},
+     {quantize_blocks<bf16, E4M3>, quantize_blocks<bf16, E5M2>}},
+    {{dequantize_blocks<E4M3, float>, dequantize_blocks<E4M3, f16>, dequantize_blocks<E4M3, bf16>},
+     {dequantize_blocks<E5M2, float>, dequantize_blocks<E5M2, f16>, dequantize_blocks<E5M2, bf16>}},
     transpose_tile,
 };
 

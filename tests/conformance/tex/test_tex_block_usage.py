@@ -17,7 +17,7 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.quantized import Float8BlockQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.backends.torch_backend import number_formats
-from fusible.tex.formats import MXFP8, scaling
+from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, scaling
 
 E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 FIELDS = [f"_{way}_{part}" for way in ("rowwise", "columnwise") for part in ("data", "scale_inv")]
@@ -314,7 +314,7 @@ def test_the_native_kernels_serve_or_refuse_with_a_reason(runner: Runner, make: 
     for function, arguments in calls.items():
         decision = tex.explain(function, *arguments)
         reasons = dict(decision.others)
-        if scaling(quantizer) == MXFP8.name:
+        if scaling(quantizer) in (FLOAT8_BLOCKS.name, MXFP8.name):
             assert decision.backend == "cpu"
         else:
             assert decision.backend == "torch" and f"is {scaling(quantizer)}" in reasons["cpu"]

@@ -135,6 +135,20 @@ def dequantize_mxfp8() -> dict[str, Any]:
     return {"src": src, "exponents": torch.full((32, 2), 120, dtype=torch.uint8), "along_rows": True, "dst": torch.zeros(32, 64), "fp8_dtype": E4M3}
 
 
+@_call("dst", "scales", "dst_columns", "scales_columns")
+def quantize_block_fp8() -> dict[str, Any]:
+    return {
+        "src": _x(ROWS, COLS), "fp8_dtype": E4M3, "dst": _codes(ROWS, COLS), "scales": torch.zeros(1, ROWS), "dst_columns": _codes(COLS, ROWS),
+        "scales_columns": torch.zeros(1, COLS), "epsilon": 0.5,
+    }  # fmt: skip
+
+
+@_call("dst")
+def dequantize_block_fp8() -> dict[str, Any]:
+    src = torch.arange(ROWS * COLS).remainder(120).to(torch.uint8).view(ROWS, COLS)
+    return {"src": src, "scales": torch.full((1, ROWS), 0.5), "tiled": False, "dst": torch.zeros(ROWS, COLS), "fp8_dtype": E4M3}
+
+
 @_call("out")
 def amax() -> dict[str, Any]:
     return {"src": _x(ROWS, COLS), "out": torch.zeros(1)}

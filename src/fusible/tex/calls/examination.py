@@ -360,6 +360,8 @@ _OF_KERNELS = {
     "rows_padded": ("rows_padded_list",),
     "scale": ("scale_list",),
     "scale_inv": ("input", "tensor", "tensor_list"),
+    "scales": ("input", "output", "A", "B"),
+    "scales_columns": ("output", "quantizer"),
     "second": ("tensor_lists",),
     "src": ("input", "tensor", "output_grads"),
     "starts_kv": ("cu_seqlens_kv_padded",),

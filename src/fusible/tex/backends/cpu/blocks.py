@@ -12,7 +12,7 @@ from fusible import cpp_extensions as native
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.scale_order import swizzle, unswizzle
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import MXFP8, WAYS, BlockFormat, check_block_output, checked_format, format_of, usages
+from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, WAYS, BlockFormat, check_block_output, checked_format, format_of, usages
 from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.protocol import fp8_format
 
@@ -29,11 +29,13 @@ class _Kernels(NamedTuple):
     """What encodes and decodes a format.
 
     ``encode(x, quantizer, buffers)``: fill the buffers, scales in the order of their blocks. ``decode(x, way, scales, values)``: fill ``values``, of
-    the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite.
+    the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite. ``never(scales)``:
+    whether bf16 cannot hold values with these scales, so that nobody asks for them.
     """
 
     encode: Callable[[Tensor, Any, Buffers], None]
     decode: Callable[[Any, str, Tensor, Tensor], bool]
+    never: Callable[[Tensor], bool] = lambda scales: False
 
 
 class Operand(NamedTuple):
@@ -88,13 +90,13 @@ def values_of_blocks(x: Any, dtype: torch.dtype) -> Tensor:
     way = WAYS[x._rowwise_data is None]
     (values, turned), _ = _decoded(x, way, dtype)
     shape = _form_of(x).shape(x)
-    return values.t().reshape(shape) if turned else values.view(shape)
+    return (values.t().contiguous() if turned else values).view(shape)
 
 
 def operand_of_blocks(x: Any, way: str) -> Operand:
     """The values of a copy as a product reads them: in bf16 where that holds all of them, and no product of two is subnormal or infinite; else in
     fp32."""
-    if native.get_level() in _LEVELS_OF_HALVES:
+    if native.get_level() in _LEVELS_OF_HALVES and not FORMATS[_form_of(x)].never(_READER.scales(x, way)):
         operand, plain = _decoded(x, way, torch.bfloat16)
         if plain:
             return operand
@@ -115,9 +117,14 @@ def _decoded(x: Any, way: str, dtype: torch.dtype) -> tuple[Operand, bool]:
     return Operand(values, turned), plain
 
 
+def _copies(buffers: Buffers) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Data and scales of each copy, None for what is not asked for: in the order in which kernels take them."""
+    row_data, row_scales, column_data, column_scales = (buffers.get(f"{way}_{part}") for way in WAYS for part in ("data", "scale_inv"))
+    return row_data, row_scales, column_data, column_scales
+
+
 def _encode_mxfp8(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
-    pairs = [(buffers.get(f"{way}_data"), buffers.get(f"{way}_scale_inv")) for way in WAYS]
-    native.quantize_mxfp8(x, int(fp8_format(quantizer.dtype)), *pairs[0], *pairs[1], MXFP8.is_tiled(quantizer))
+    native.quantize_mxfp8(x, int(fp8_format(quantizer.dtype)), *_copies(buffers), MXFP8.is_tiled(quantizer))
 
 
 def _decode_mxfp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
@@ -125,7 +132,23 @@ def _decode_mxfp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
     return native.dequantize_mxfp8(data, scales, way == "rowwise", values, int(fp8_format(x._fp8_dtype)))
 
 
+def _encode_block_fp8(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
+    rule = FLOAT8_BLOCKS.is_tiled(quantizer), quantizer.amax_epsilon, quantizer.force_pow_2_scales
+    native.quantize_block_fp8(x, int(fp8_format(quantizer.dtype)), *_copies(buffers), *rule)
+
+
+def _decode_block_fp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
+    data = getattr(x, f"_{way}_data").contiguous().view(values.shape)
+    return native.dequantize_block_fp8(data, scales, FLOAT8_BLOCKS.has_tile_scales(x), values, int(fp8_format(x._fp8_dtype)))
+
+
+def _are_uneven(scales: Tensor) -> bool:
+    """Whether one of them is no power of two."""
+    return bool((scales.view(torch.int32) & 0x7FFFFF).any())
+
+
 FORMATS: dict[BlockFormat, _Kernels] = {
+    FLOAT8_BLOCKS: _Kernels(_encode_block_fp8, _decode_block_fp8, _are_uneven),
     MXFP8: _Kernels(_encode_mxfp8, _decode_mxfp8),
 }
 """The formats in blocks that the kernels know."""
