@@ -96,6 +96,7 @@ inline void encode_square(const S* source, std::ptrdiff_t stride, int rows, cons
     for (int r = 0; r < rows; ++r) {
         const F32 factor = splat(of_rows.scale[r]);
         for (int c = 0; c < kScaledBlock; c += kStep) {
+            prefetch_step(source + r * stride + c + kScaledBlock);  // the next square's
             F32 x[4];
             I32 step[4];
             for (int v = 0; v < 4; ++v) x[v] = load(source + r * stride + c + v * kLanes);
