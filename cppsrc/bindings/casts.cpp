@@ -18,6 +18,11 @@ void bind_casts(pybind11::module_& m) {
           arg("tiled") = false, arg("transform") = none, arg("seed") = none, arg("num_threads") = 0);
     define(m, "transformed_amax", cast::transformed_amax, reads<1, 2>, arg("src"), arg("transform"), arg("num_threads") = 0);
     define(m, "dequantize_nvfp4", cast::dequantize_nvfp4, reads<1, 2>, arg("src"), arg("scale_bytes"), arg("dst"), arg("num_threads") = 0);
+    define(m, "quantize_block_fp8", cast::quantize_block_fp8, reads<1>, arg("src"), arg("fp8_dtype"), arg("dst") = none, arg("scale_inv") = none,
+           arg("dst_columns") = none, arg("scale_inv_columns") = none, arg("tiled") = false, arg("epsilon") = 0.0f, arg("power_of_two") = false,
+           arg("num_threads") = 0);
+    define(m, "dequantize_block_fp8", cast::dequantize_block_fp8, reads<1, 2>, arg("src"), arg("scale_inv"), arg("tiled"), arg("dst"), arg("fp8_dtype"),
+           arg("num_threads") = 0);
     define(m, "amax", cast::amax, reads<1>, arg("src"), arg("out") = none, arg("num_threads") = 0);
     define(m, "transpose_bytes", cast::transpose_bytes, reads<1>, arg("src"), arg("dst"), arg("num_threads") = 0);
 }

@@ -32,6 +32,13 @@ float transformed_amax(const TensorView& src, const TensorView& transform, int n
 /// dst = value(code) * value(scale).
 void dequantize_nvfp4(const TensorView& src, const TensorView& scales, const TensorView& dst, int num_threads);
 
+/// FP8 with fp32 scales of 1 x 128 blocks or of squares: codes and inverse scales of each row, codes of each column as a row, or both.
+void quantize_block_fp8(const TensorView& src, DType fp8_dtype, const OptionalView& dst, const OptionalView& scales, const OptionalView& dst_columns,
+                        const OptionalView& scales_columns, bool tiled, float epsilon, bool power_of_two, int num_threads);
+
+/// dst = value(src) * scale; whether bf16 holds all of them, and products of two in it are what they are in float.
+bool dequantize_block_fp8(const TensorView& src, const TensorView& scales, bool tiled, const TensorView& dst, DType fp8_dtype, int num_threads);
+
 /// dst[c, r] = src[r, c], for one-byte elements; src is read as [rows, cols] with its last dimension as cols.
 void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threads);
 

@@ -3,6 +3,7 @@
 
 #include "cast/fp4_lines.hpp"
 #include "cast/mx_bands.hpp"
+#include "cast/scaled_blocks.hpp"
 #include "cast/strips.hpp"
 
 namespace fusible::cast::FUSIBLE_LEVEL {
@@ -28,6 +29,11 @@ const Kernels kernels = {
      {quantize_fp4_columns<float>, quantize_fp4_columns<f16>, quantize_fp4_columns<bf16>}},
     {transformed_amax<float>, transformed_amax<f16>, transformed_amax<bf16>},
     {dequantize_fp4<float>, dequantize_fp4<f16>, dequantize_fp4<bf16>},
+    {{quantize_blocks<float, E4M3>, quantize_blocks<float, E5M2>},
+     {quantize_blocks<f16, E4M3>, quantize_blocks<f16, E5M2>},
+     {quantize_blocks<bf16, E4M3>, quantize_blocks<bf16, E5M2>}},
+    {{dequantize_blocks<E4M3, float>, dequantize_blocks<E4M3, f16>, dequantize_blocks<E4M3, bf16>},
+     {dequantize_blocks<E5M2, float>, dequantize_blocks<E5M2, f16>, dequantize_blocks<E5M2, bf16>}},
     transpose_tile,
 };
 

@@ -81,6 +81,38 @@ struct Fp4Part {
     std::uint64_t line_counters;  // from line to line
 };
 
+/// Elements along a line that share an fp32 scale, and the side of a square that does.
+constexpr int kScaledBlock = 128;
+
+/// A band of at most kScaledBlock rows of a matrix, from a boundary of blocks on. Null outputs are not written.
+struct ScaledBand {
+    const void* source;
+    std::ptrdiff_t stride;  // of the source and of the codes
+    int rows;
+    int cols;
+    float epsilon;
+    bool power_of_two;
+    bool tiled;  // one scale for each square
+    std::uint8_t* codes;
+    float* scales;  // of the band's first square: [rows], or one
+    std::ptrdiff_t scales_step;
+    std::uint8_t* column_codes;  // [cols, rows]
+    std::ptrdiff_t column_stride;
+    float* column_scales;  // of the first square: [its columns], or one
+    std::ptrdiff_t column_scales_step;
+};
+
+/// Lines of one copy as it is stored, from a boundary of blocks on.
+struct ScaledCodes {
+    const std::uint8_t* codes;
+    std::ptrdiff_t stride;  // of the codes and of the values
+    int lines;
+    int length;
+    const float* scales;
+    std::ptrdiff_t line_step;
+    std::ptrdiff_t block_step;
+};
+
 /// Functions that look at wide floats return max |x| as the bits of a float: +inf and NaN compare above every finite number.
 struct Kernels {
     std::int32_t (*quantize[kWideKinds][kFormats])(const void* source, std::uint8_t* codes, std::size_t count, float scale);
@@ -92,6 +124,8 @@ struct Kernels {
     void (*quantize_fp4[2][kWideKinds])(const Fp4Part& part);  // lines that are rows, lines that are columns
     std::int32_t (*transformed_amax[kWideKinds])(const Fp4Part& part);
     void (*dequantize_fp4[kWideKinds])(const std::uint8_t* codes, const std::uint8_t* scales, void* out, int count);
+    void (*quantize_blocks[kWideKinds][kFormats])(const ScaledBand& band);
+    bool (*dequantize_blocks[kFormats][kWideKinds])(const ScaledCodes& lines, void* out);  // as dequantize_mx, and bf16 holds them
     void (*transpose_tile)(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride);
 };
 

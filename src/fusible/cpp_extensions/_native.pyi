@@ -141,6 +141,43 @@ def transformed_amax(src: TensorLike, transform: TensorLike, num_threads: int = 
 def dequantize_nvfp4(src: TensorLike, scale_bytes: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
     """``dst = value(code) * value(scale)``, exactly: lines that ``quantize_nvfp4`` wrote, into float32, float16 or bfloat16 ``[lines, length]``."""
 
+def quantize_block_fp8(
+    src: TensorLike,
+    fp8_dtype: DTypeLike,
+    dst: TensorLike | None = None,
+    scale_inv: TensorLike | None = None,
+    dst_columns: TensorLike | None = None,
+    scale_inv_columns: TensorLike | None = None,
+    tiled: bool = False,
+    epsilon: float = 0.0,
+    power_of_two: bool = False,
+    num_threads: int = 0,
+) -> None:
+    """``dst = fp8(src * scale)`` in blocks of 128 along each row, and, or, along each column; both from one read. Written beside it is ``1 / scale``.
+
+    ``scale = fp8_max / max(amax, epsilon)`` of the block in float32; where that overflows, the largest finite number of the dtype of ``src``; 1 where
+    the amax is 0, infinite or NaN. A NaN keeps its sign, infinities saturate. Source: DeepSeek-AI 2024, arXiv:2412.19437.
+
+    Args:
+        src: ``[*leading, cols]`` float32, float16 or bfloat16; read as a matrix ``[rows, cols]``, whose last blocks may be smaller.
+        fp8_dtype: float8_e4m3fn or float8_e5m2.
+        dst: as many elements, uint8 or the FP8 dtype; with ``scale_inv``, a float32 matrix of at least ``ceil(cols / 128) x rows``.
+        dst_columns: the same, transposed: ``[cols, rows]``; with ``scale_inv_columns``, at least ``ceil(rows / 128) x cols``.
+        tiled: squares of 128 x 128 have one scale: at least ``ceil(rows / 128) x ceil(cols / 128)``, of ``scale_inv_columns`` the transpose.
+        power_of_two: scales are rounded down to powers of two.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
+def dequantize_block_fp8(src: TensorLike, scale_inv: TensorLike, tiled: bool, dst: TensorLike, fp8_dtype: DTypeLike, num_threads: int = 0) -> bool:
+    """``dst = value(src) * scale``, in float32 and rounded once to the dtype of ``dst``.
+
+    ``src``, ``scale_inv``: a copy that ``quantize_block_fp8`` gives, as it is stored: blocks lie along its last dimension. The result says whether
+    every scale is a power of two and every value 0 or within 2^-60 .. 2^60: then bfloat16 holds all of them, and no product of two is subnormal or
+    infinite.
+    """
+
 def amax(src: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:
     """``max |src|``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty; also written to ``out``, float32 ``[1]``."""
 

@@ -10,6 +10,7 @@ from tex_backends import Runner, runners
 
 from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
 from fusible.conformance.table import Record, check, load
+from fusible.errors import NotServedError
 from fusible.tex import DType
 
 TABLE = load()
@@ -28,13 +29,19 @@ def cases(*, quantizing: bool) -> list[Any]:
 
 @pytest.mark.parametrize(("runner", "entry", "dtype"), cases(quantizing=False))
 def test_matches_the_float64_reference(runner: Runner, entry: Record, dtype: torch.dtype) -> None:
+    served = 0
     for sample in entry.samples(dtype):
-        result = runner(entry.function, **sample.arguments)
+        try:
+            result = runner(entry.function, **sample.arguments)
+        except NotServedError:  # of options that its kernels do not have
+            continue
+        served += 1
         for output in sample.outputs:
             try:
                 check(output, result, sample.arguments)
             except AssertionError as error:
                 raise AssertionError(f"{entry.function} {sample.label}, output {output.at}: {error}") from None
+    assert served
 
 
 @pytest.mark.parametrize("fp8", FORMATS)

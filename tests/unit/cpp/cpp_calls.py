@@ -154,6 +154,20 @@ def dequantize_nvfp4() -> dict[str, Any]:
     return {"src": src, "scale_bytes": torch.full((32, 4), 56, dtype=torch.uint8), "dst": torch.zeros(32, 64)}
 
 
+@_call("dst", "scale_inv", "dst_columns", "scale_inv_columns")
+def quantize_block_fp8() -> dict[str, Any]:
+    return {
+        "src": _x(ROWS, COLS), "fp8_dtype": E4M3, "dst": _codes(ROWS, COLS), "scale_inv": torch.zeros(1, ROWS), "dst_columns": _codes(COLS, ROWS),
+        "scale_inv_columns": torch.zeros(1, COLS), "epsilon": 0.5,
+    }  # fmt: skip
+
+
+@_call("dst")
+def dequantize_block_fp8() -> dict[str, Any]:
+    src = torch.arange(ROWS * COLS).remainder(120).to(torch.uint8).view(ROWS, COLS)
+    return {"src": src, "scale_inv": torch.full((1, ROWS), 0.5), "tiled": False, "dst": torch.zeros(ROWS, COLS), "fp8_dtype": E4M3}
+
+
 @_call("out")
 def amax() -> dict[str, Any]:
     return {"src": _x(ROWS, COLS), "out": torch.zeros(1)}

@@ -281,6 +281,53 @@ def dequantize_nvfp4(m: Maker) -> Call:
     return Call("dequantize_nvfp4", arguments, {"dst": values.to(dtype)})
 
 
+def _per_block(scales: Tensor, rows: int, cols: int, tiled: bool) -> Tensor:
+    """A scale for each element of a matrix, of squares of 128 or of blocks along rows, whose scales lie blocks first."""
+    lines = scales.repeat_interleave(128, 0)[:rows] if tiled else scales.t()
+    return lines.repeat_interleave(128, 1)[:, :cols]
+
+
+def _scaled(x: Tensor, fp8: torch.dtype, tiled: bool, epsilon: float, power_of_two: bool) -> tuple[Tensor, Tensor]:
+    """Codes of the matrix ``x`` and inverse scales: ``fp8_max / max(amax, epsilon)``."""
+    high, wide = 128 if tiled else 1, 128
+    tiles = [[tile.abs().max() for tile in band.split(wide, 1)] for band in x.split(high, 0)]
+    amax = torch.tensor(tiles).view(len(tiles), -1).clamp_min(epsilon)
+    scale = torch.tensor(_LARGEST[fp8]) / amax
+    if power_of_two:
+        scale = torch.exp2(torch.frexp(scale).exponent - 1.0)
+    scale = scale if tiled else scale.t().contiguous()
+    return _encoded(x * _per_block(scale, x.shape[0], x.shape[1], tiled), fp8), 1 / scale
+
+
+@_generator
+def quantize_block_fp8(m: Maker) -> Call:
+    rows, cols, fp8, ways = m.size(300), m.size(300), m.rng.choice(FP8), m.rng.choice((1, 2, 3))
+    src, tiled = m.x(rows, cols, dtype=m.dtype()), m.rng.random() < 0.4
+    rule: dict[str, Any] = {"tiled": tiled, "epsilon": m.rng.choice((0.0, 2.5)), "power_of_two": m.rng.random() < 0.5}
+    arguments: dict[str, Any] = {"src": src, "fp8_dtype": fp8, "num_threads": m.threads(), **rule}
+    wanted: dict[str, Tensor] = {}
+    for way, x in enumerate((src.float(), src.float().t())):
+        if not ways & (1 << way):
+            continue
+        blocks = -(-x.shape[0] // 128) if tiled else -(-x.shape[1] // 128), -(-x.shape[1] // 128) if tiled else x.shape[0]
+        codes, inverse = _scaled(x, fp8, **rule) if src.numel() else (torch.empty(x.shape, dtype=torch.uint8), None)
+        names = ("dst_columns", "scale_inv_columns") if way else ("dst", "scale_inv")
+        arguments |= {names[0]: m.room(x.shape, torch.uint8), names[1]: m.room(blocks, torch.float32)}
+        wanted |= {names[0]: codes} | ({} if inverse is None else {names[1]: inverse})
+    return Call("quantize_block_fp8", arguments, wanted)
+
+
+@_generator
+def dequantize_block_fp8(m: Maker) -> Call:
+    rows, cols, fp8, dtype, tiled = m.size(300), m.size(300), m.rng.choice(FP8), m.dtype(), m.rng.random() < 0.5
+    codes = m.guards.place(_encoded(torch.randn(rows, cols, generator=m.torch) * 10, fp8))
+    row_blocks, column_blocks = -(-rows // 128), -(-cols // 128)
+    shape = (row_blocks, column_blocks) if tiled else (column_blocks, rows)
+    scales = m.guards.place(torch.rand(shape, generator=m.torch) + 0.25)
+    arguments = {"src": codes, "scale_inv": scales, "tiled": tiled, "dst": m.room((rows, cols), dtype), "fp8_dtype": fp8, "num_threads": m.threads()}
+    return Call("dequantize_block_fp8", arguments, {"dst": (codes.view(fp8).float() * _per_block(scales, rows, cols, tiled)).to(dtype)})
+
+
 @_generator
 def transpose_bytes(m: Maker) -> Call:
     rows, cols = m.size(), m.size(200)

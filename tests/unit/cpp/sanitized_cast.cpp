@@ -14,6 +14,15 @@ void exercise(std::int64_t rows, std::int64_t cols, DType wide, DType fp8, int t
         quantize(x.view, codes.view, Scalar{scale}, fp8, turned.view, {}, false, sums.view, {}, threads);
         quantize(x.view, {}, Scalar{scale}, fp8, turned.view, largest.view, true, {}, {}, threads);
     }
+    for (const bool tiled : {false, true}) {
+        const std::int64_t row_blocks = (rows + 127) / 128, column_blocks = (cols + 127) / 128;
+        const Buffer scales(DType::Float32, tiled ? row_blocks : column_blocks, tiled ? column_blocks : rows);
+        const Buffer of_columns(DType::Float32, tiled ? column_blocks : row_blocks, tiled ? row_blocks : cols);
+        quantize_block_fp8(x.view, fp8, codes.view, scales.view, turned.view, of_columns.view, tiled, 0.5f, tiled, threads);
+        quantize_block_fp8(x.view, fp8, codes.view, scales.view, {}, {}, tiled, 0.0f, !tiled, threads);
+        quantize_block_fp8(x.view, fp8, {}, {}, turned.view, of_columns.view, tiled, 0.0f, true, threads);
+        dequantize_block_fp8(codes.view, scales.view, tiled, back.view, fp8, threads);
+    }
     amax(x.view, largest.view, threads);
     transpose_bytes(codes.view, turned.view, threads);
     dequantize(codes.view, back.view, Scalar{0.5f}, fp8, threads);

@@ -361,6 +361,7 @@ _OF_KERNELS = {
     "scale": ("scale_list",),
     "scale_inv": ("input", "tensor", "tensor_list"),
     "scale_bytes": ("input", "output", "A", "B"),
+    "scale_inv_columns": ("output", "quantizer"),
     "second": ("tensor_lists",),
     "src": ("input", "tensor", "output_grads"),
     "starts_kv": ("cu_seqlens_kv_padded",),

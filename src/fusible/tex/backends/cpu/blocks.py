@@ -16,6 +16,7 @@ from fusible.tex.calls.seeds import draw_seeds
 from fusible.tex.enums import DType
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import (
+    FLOAT8_BLOCKS,
     MXFP8,
     NVFP4,
     WAYS,
@@ -51,7 +52,8 @@ class _Kernels(NamedTuple):
     ``encode(x, quantizer, buffers)``: fill the buffers, scales in the order of their blocks. ``decode(x, way, scales, values)``: fill ``values``, of
     the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite. ``factor(x, way)``: by
     what they are still to be multiplied, None or fp32, one or one for each line. ``transform(x, way)``: the matrix by which lines were multiplied in
-    groups, or None. ``takes(quantizer)``: whether the kernels have its options.
+    groups, or None. ``takes(quantizer)``: whether the kernels have its options. ``never(scales)``: whether bf16 cannot hold values of these
+    scales, so that nobody asks for them.
     """
 
     encode: Callable[[Tensor, Any, Buffers], None]
@@ -59,6 +61,7 @@ class _Kernels(NamedTuple):
     factor: Callable[[Any, str], Tensor | None] = _no_factor
     transform: Callable[[Any, str], Tensor | None] = _no_factor
     takes: Callable[[Any], bool] = lambda quantizer: True
+    never: Callable[[Tensor], bool] = lambda scales: False
 
 
 class Operand(NamedTuple):
@@ -136,7 +139,7 @@ def operand_of_blocks(x: Any, way: str, undo: bool = False) -> Operand:
     kernels, operand = FORMATS[_form_of(x)], None
     factor, matrix = kernels.factor(x, way), kernels.transform(x, way) if undo else None
     by_lines = factor is not None and factor.numel() > 1
-    if matrix is None and not by_lines and native.get_level() in _LEVELS_OF_HALVES:
+    if matrix is None and not by_lines and native.get_level() in _LEVELS_OF_HALVES and not kernels.never(_READER.scales(x, way)):
         values, turned, plain = _decoded(x, way, torch.bfloat16)
         operand = (values, turned) if plain else None
     values, turned = operand or _decoded(x, way, torch.float32)[:2]
@@ -175,9 +178,14 @@ def _decoded(x: Any, way: str, dtype: torch.dtype) -> tuple[Tensor, bool, bool]:
     return values, turned, plain
 
 
+def _copies(buffers: Buffers) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Data and scales of each copy, None for what is not asked for: in the order in which kernels take them."""
+    row_data, row_scales, column_data, column_scales = (buffers.get(f"{way}_{part}") for way in WAYS for part in ("data", "scale_inv"))
+    return row_data, row_scales, column_data, column_scales
+
+
 def _encode_mxfp8(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
-    pairs = [(buffers.get(f"{way}_data"), buffers.get(f"{way}_scale_inv")) for way in WAYS]
-    native.quantize_mxfp8(x, int(fp8_format(quantizer.dtype)), *pairs[0], *pairs[1], MXFP8.is_tiled(quantizer))
+    native.quantize_mxfp8(x, int(fp8_format(quantizer.dtype)), *_copies(buffers), MXFP8.is_tiled(quantizer))
 
 
 def _decode_mxfp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
@@ -223,7 +231,23 @@ def _transform_of_nvfp4(x: Any, way: str) -> Tensor | None:
     return _of_kernels(quantizer.rht_matrix) if way == "columnwise" and quantizer is not None and quantizer.with_rht else None
 
 
+def _encode_block_fp8(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
+    rule = FLOAT8_BLOCKS.is_tiled(quantizer), quantizer.amax_epsilon, quantizer.force_pow_2_scales
+    native.quantize_block_fp8(x, int(fp8_format(quantizer.dtype)), *_copies(buffers), *rule)
+
+
+def _decode_block_fp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
+    data = getattr(x, f"_{way}_data").contiguous().view(values.shape)
+    return native.dequantize_block_fp8(data, scales, FLOAT8_BLOCKS.has_tile_scales(x), values, int(fp8_format(x._fp8_dtype)))
+
+
+def _are_uneven(scales: Tensor) -> bool:
+    """Whether one of them is no power of two."""
+    return bool((scales.view(torch.int32) & 0x7FFFFF).any())
+
+
 FORMATS: dict[Format, _Kernels] = {
+    FLOAT8_BLOCKS: _Kernels(_encode_block_fp8, _decode_block_fp8, never=_are_uneven),
     MXFP8: _Kernels(_encode_mxfp8, _decode_mxfp8),
     NVFP4: _Kernels(
         _encode_nvfp4,

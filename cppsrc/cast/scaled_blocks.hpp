@@ -1,0 +1,227 @@
+// Blocks of 128 elements with an fp32 scale each, along rows, along columns and as squares, from one read of a square; and back.
+#pragma once
+
+#include "cast/mx_bands.hpp"
+#include "cast/strips.hpp"
+
+namespace fusible::cast::FUSIBLE_LEVEL {
+namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+
+constexpr int kSquareVectors = kScaledBlock / kLanes;
+constexpr int kSquareSize = kScaledBlock * kScaledBlock;
+static_assert(kScaledBlock % kTile == 0 && kTile % kStep == 0, "a square has whole tiles, and these have whole steps");
+static_assert(kStripCols == kTile, "a strip is a tile wide");
+
+constexpr std::int32_t kMostBits = 0x7f7fffff;  // the largest finite float
+
+/// The largest finite number of a type, as the bits of a float.
+template <class S>
+constexpr std::int32_t kMostBitsOf = kMostBits;
+template <>
+constexpr std::int32_t kMostBitsOf<f16> = 0x477fe000;  // 65504
+template <>
+constexpr std::int32_t kMostBitsOf<bf16> = 0x7f7f0000;
+
+/// The amaxes of the lines of a square as bits, then their scales. Lines that a square lacks have an amax of 0.
+struct Lines {
+    alignas(64) std::int32_t amax[kScaledBlock] = {};
+    alignas(64) float scale[kScaledBlock];
+};
+
+/// Finds the amaxes of `rows` rows of kScaledBlock elements, and of their columns; returns the largest.
+template <class S>
+inline std::int32_t find_amaxes(const S* source, std::ptrdiff_t stride, int rows, Lines& of_rows, Lines& of_columns) {
+    const I32 mask = splat(std::int32_t{0x7fffffff});
+    I32 columns[kSquareVectors];
+    for (int v = 0; v < kSquareVectors; ++v) columns[v] = splat(0);
+    for (int r = 0; r < rows; ++r) {
+        I32 row = splat(0);
+        for (int v = 0; v < kSquareVectors; ++v) {
+            const I32 magnitude = both(bits(load(source + r * stride + v * kLanes)), mask);
+            row = max(row, magnitude);
+            columns[v] = max(columns[v], magnitude);
+        }
+        of_rows.amax[r] = max_lane(row);
+    }
+    I32 largest = splat(0);
+    for (int v = 0; v < kSquareVectors; ++v) {
+        store_words(of_columns.amax + v * kLanes, columns[v]);
+        largest = max(largest, columns[v]);
+    }
+    return max_lane(largest);
+}
+
+/// fp8_max / max(amax, epsilon), or the largest number of S where that overflows; 1 for an amax that is 0, infinite or NaN. So `encode` takes it.
+template <class S, class F>
+inline F32 scale_of_amax(I32 amax, float epsilon, bool power_of_two) {
+    const F32 least = splat(epsilon);
+    const F32 one = splat(1.0f);
+    const F32 most = floats(splat(kMostBits));
+    const F32 found = floats(amax);
+    const F32 magnitude = select_less(found, least, least, found);
+    F32 scale = div(floats(splat(F::kMaxBits)), magnitude);
+    scale = select_less(most, scale, floats(splat(kMostBitsOf<S>)), scale);
+    if (power_of_two) scale = floats(both(bits(scale), splat(kInfinityBits)));
+    return select_less(splat(0.0f), magnitude, select_at_most(magnitude, most, scale, one), one);
+}
+
+/// Scales of lines, and the inverses of the first `count` written to `out`, where it is not null.
+template <class S, class F>
+inline void find_scales(const ScaledBand& band, Lines& lines, float* out, int count) {
+    alignas(64) float inverse[kScaledBlock];
+    for (int i = 0; i < kScaledBlock; i += kLanes) {
+        const F32 scale = scale_of_amax<S, F>(load_words(lines.amax + i), band.epsilon, band.power_of_two);
+        store(lines.scale + i, scale);
+        store(inverse + i, div(splat(1.0f), scale));
+    }
+    if (out != nullptr) std::memcpy(out, inverse, sizeof(float) * static_cast<std::size_t>(count));
+}
+
+/// Where a column's codes lie before they are transposed: tiles beside each other have one after the other.
+inline std::ptrdiff_t place(int r, int c) { return (c / kTile * kScaledBlock + r) * kTile + c % kTile; }
+
+/// What is written of a square: codes of rows, and those of columns by `place`.
+struct SquareCodes {
+    std::uint8_t* rows;
+    std::ptrdiff_t stride;
+    std::uint8_t* columns;
+};
+
+template <class S, class F, bool kRows, bool kColumns>
+inline void encode_square(const S* source, std::ptrdiff_t stride, int rows, const Lines& of_rows, const Lines& of_columns, bool tiled,
+                          const SquareCodes& out) {
+    I32 unused = splat(0);
+    for (int r = 0; r < rows; ++r) {
+        const F32 factor = splat(of_rows.scale[r]);
+        for (int c = 0; c < kScaledBlock; c += kStep) {
+            prefetch_step(source + r * stride + c + kScaledBlock);  // the next square's
+            F32 x[4];
+            I32 step[4];
+            for (int v = 0; v < 4; ++v) x[v] = load(source + r * stride + c + v * kLanes);
+            if constexpr (kRows) {
+                for (int v = 0; v < 4; ++v) step[v] = encode<F>(x[v], factor, unused);
+                store_bytes(out.rows + r * out.stride + c, step);
+            }
+            if constexpr (kColumns) {
+                if (!kRows || !tiled)  // the codes of a square are the same in both copies
+                    for (int v = 0; v < 4; ++v) step[v] = encode<F>(x[v], load(of_columns.scale + c + v * kLanes), unused);
+                store_bytes(out.columns + place(r, c), step);
+            }
+        }
+    }
+}
+
+/// The codes of NaN, which `encode` does not give.
+template <class S, class F>
+inline void encode_nans(const S* source, std::ptrdiff_t stride, int rows, const SquareCodes& out) {
+    for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < kScaledBlock; ++c) {
+            const float x = to_float(source[r * stride + c]);
+            if (x == x) continue;
+            if (out.rows != nullptr) out.rows[r * out.stride + c] = encode_one<F>(x);
+            if (out.columns != nullptr) out.columns[place(r, c)] = encode_one<F>(x);
+        }
+    }
+}
+
+/// A square of `rows` rows and `cols` columns, of which `source` has kScaledBlock columns.
+template <class S, class F>
+inline void quantize_square(const ScaledBand& band, int c, int cols, const S* source, std::ptrdiff_t stride, const SquareCodes& out) {
+    Lines of_rows;
+    Lines of_columns;
+    const std::int32_t amax = find_amaxes(source, stride, band.rows, of_rows, of_columns);
+    if (band.tiled)
+        for (int i = 0; i < kScaledBlock; ++i) of_rows.amax[i] = of_columns.amax[i] = amax;
+    const int b = c / kScaledBlock;
+    float* const scales = band.scales == nullptr ? nullptr : band.scales + b * band.scales_step;
+    float* const column_scales = band.column_scales == nullptr ? nullptr : band.column_scales + b * band.column_scales_step;
+    find_scales<S, F>(band, of_rows, scales, band.tiled ? 1 : band.rows);
+    find_scales<S, F>(band, of_columns, column_scales, band.tiled ? 1 : cols);
+    if (out.columns == nullptr)
+        encode_square<S, F, true, false>(source, stride, band.rows, of_rows, of_columns, band.tiled, out);
+    else if (out.rows == nullptr)
+        encode_square<S, F, false, true>(source, stride, band.rows, of_rows, of_columns, band.tiled, out);
+    else
+        encode_square<S, F, true, true>(source, stride, band.rows, of_rows, of_columns, band.tiled, out);
+    if (amax > kInfinityBits) encode_nans<S, F>(source, stride, band.rows, out);
+    if (out.columns == nullptr) return;
+    for (int j = 0; j < cols; j += kTile) {
+        for (int r = 0; r < band.rows; r += kTile) {
+            StripArguments tile{};
+            tile.rows = band.rows - r < kTile ? band.rows - r : kTile;
+            tile.cols = cols - j < kTile ? cols - j : kTile;
+            tile.transposed = band.column_codes + (c + j) * band.column_stride + r;
+            tile.transposed_stride = band.column_stride;
+            write_transposed(tile, out.columns + place(r, j));
+        }
+    }
+}
+
+/// The last square of rows whose length is no multiple of kScaledBlock, padded with zeros to one that is: they change no amax.
+template <class S, class F>
+inline void quantize_ragged(const ScaledBand& band, int c, int cols, std::uint8_t* columns) {
+    alignas(64) S padded[kSquareSize];
+    alignas(64) std::uint8_t codes[kSquareSize];
+    for (int r = 0; r < band.rows; ++r) {
+        S* row = padded + r * kScaledBlock;
+        std::memcpy(static_cast<void*>(row), static_cast<const S*>(band.source) + r * band.stride + c, sizeof(S) * static_cast<std::size_t>(cols));
+        std::memset(static_cast<void*>(row + cols), 0, sizeof(S) * static_cast<std::size_t>(kScaledBlock - cols));
+    }
+    const bool asked = band.codes != nullptr;
+    quantize_square<S, F>(band, c, cols, padded, kScaledBlock, {asked ? codes : nullptr, kScaledBlock, columns});
+    if (asked) copy_rows(codes, kScaledBlock, band.codes + c, band.stride, band.rows, cols);
+}
+
+template <class S, class F>
+void quantize_blocks(const ScaledBand& band) {
+    alignas(64) std::uint8_t square[kSquareSize];
+    std::uint8_t* const columns = band.column_codes == nullptr ? nullptr : square;
+    // Rows that a tile lacks are transposed along with the rest, and not copied out.
+    if (columns != nullptr && band.rows % kTile != 0) std::memset(square, 0, sizeof square);
+    int c = 0;
+    for (; c + kScaledBlock <= band.cols; c += kScaledBlock) {
+        std::uint8_t* const codes = band.codes == nullptr ? nullptr : band.codes + c;
+        quantize_square<S, F>(band, c, kScaledBlock, static_cast<const S*>(band.source) + c, band.stride, {codes, band.stride, columns});
+    }
+    if (c < band.cols) quantize_ragged<S, F>(band, c, band.cols - c, columns);
+}
+
+/// `count` <= kScaledBlock values of a block.
+template <class F, class S>
+inline void dequantize_block(const std::uint8_t* codes, S* out, int count, F32 scale, Magnitudes& seen) {
+    const int whole = count - count % kLanes;
+    for (int i = 0; i < whole; i += kLanes) {
+        const F32 value = mul(decode<F>(load_bytes(codes + i)), scale);
+        seen.add(value);
+        store(out + i, value);
+    }
+    if (whole == count) return;
+    std::uint8_t padded[kLanes] = {};
+    S values[kLanes];
+    std::memcpy(padded, codes + whole, static_cast<std::size_t>(count - whole));
+    const F32 value = mul(decode<F>(load_bytes(padded)), scale);
+    seen.add(value);
+    store(values, value);
+    std::memcpy(static_cast<void*>(out + whole), values, static_cast<std::size_t>(count - whole) * sizeof(S));
+}
+
+template <class F, class S>
+bool dequantize_blocks(const ScaledCodes& lines, void* untyped) {
+    Magnitudes seen;
+    std::int32_t mantissas = 0;
+    for (int r = 0; r < lines.lines; ++r) {
+        const std::uint8_t* codes = lines.codes + r * lines.stride;
+        S* out = static_cast<S*>(untyped) + r * lines.stride;
+        const float* scale = lines.scales + r * lines.line_step;
+        for (int c = 0; c < lines.length; c += kScaledBlock, scale += lines.block_step) {
+            mantissas |= bits_of(*scale) & 0x7fffff;
+            dequantize_block<F>(codes + c, out + c, lines.length - c < kScaledBlock ? lines.length - c : kScaledBlock, splat(*scale), seen);
+        }
+    }
+    return mantissas == 0 && seen.are_plain();
+}
+
+}  // namespace
+}  // namespace fusible::cast::FUSIBLE_LEVEL
