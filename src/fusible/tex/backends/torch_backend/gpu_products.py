@@ -73,8 +73,8 @@ def half_of(x: Any) -> torch.dtype | None:
     """The half precision that holds the numbers of an operand on a GPU exactly: bf16 those of FP8. None where there is none."""
     form = format_of(x)
     if form is PLAIN:
-        return x.dtype if x.is_cuda and x.dtype in _HALF else None
-    return torch.bfloat16 if form.per_tensor and x._scale_inv.is_cuda else None
+        return x.dtype if x.device.type == "cuda" and x.dtype in _HALF else None
+    return torch.bfloat16 if form.per_tensor and x._scale_inv.device.type == "cuda" else None
 
 
 def wide_product(b: Tensor, a: Tensor) -> Tensor:
