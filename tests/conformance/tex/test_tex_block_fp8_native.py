@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_calls import by_torch, native
 
 from fusible import cpp_extensions, tex
 from fusible.quantized import Float8BlockQuantizer
@@ -45,19 +46,6 @@ def _stored(x: Any, name: str) -> torch.Tensor | None:
 def same(a: Any, b: Any) -> bool:
     pairs = [(_stored(a, name), _stored(b, name)) for name in BUFFERS]
     return all(x is y if x is None or y is None else torch.equal(x, y) for x, y in pairs)
-
-
-def native(function: Any, *args: Any) -> Any:
-    """What the compiled kernels give; they must be who is asked."""
-    with tex.record() as calls:
-        result = function(*args)
-    assert [call.backend for call in calls if call.function == function.__name__] == ["cpu"]
-    return result
-
-
-def by_torch(function: Any, *args: Any) -> Any:
-    with tex.set_backend("torch"):
-        return function(*args)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_calls import by_torch, native
 
 from fusible import cpp_extensions, tex
 from fusible.quantized import MXFP8Quantizer
@@ -32,19 +33,6 @@ def values(*shape: int, seed: int = 0) -> torch.Tensor:
 def same(a: Any, b: Any) -> bool:
     pairs = [(getattr(a, name), getattr(b, name)) for name in BUFFERS]
     return a._with_gemm_swizzled_scales == b._with_gemm_swizzled_scales and all(x is y is None or torch.equal(x, y) for x, y in pairs)
-
-
-def native(function: Any, *args: Any) -> Any:
-    """What the compiled kernels give; they must be who is asked."""
-    with tex.record() as calls:
-        result = function(*args)
-    assert [call.backend for call in calls if call.function == function.__name__] == ["cpu"]
-    return result
-
-
-def by_torch(function: Any, *args: Any) -> Any:
-    with tex.set_backend("torch"):
-        return function(*args)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

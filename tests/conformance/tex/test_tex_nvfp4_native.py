@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_calls import by_torch, native
 
 from fusible import cpp_extensions, tex
 from fusible.quantized import NVFP4Quantizer
@@ -39,21 +40,6 @@ def differing(a: Any, b: Any) -> list[str]:
         if x is not y and (x is None or y is None or not torch.equal(x.nan_to_num(-1), y.nan_to_num(-1))):
             found.append(name)
     return found
-
-
-def native(function: Any, *args: Any) -> Any:
-    """What the compiled kernels give; they must be who is asked."""
-    torch.manual_seed(7)
-    with tex.record() as calls:
-        result = function(*args)
-    assert [call.backend for call in calls if call.function == function.__name__] == ["cpu"]
-    return result
-
-
-def by_torch(function: Any, *args: Any) -> Any:
-    torch.manual_seed(7)
-    with tex.set_backend("torch"):
-        return function(*args)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
