@@ -125,7 +125,7 @@ def values_of_blocks(x: Any, dtype: torch.dtype) -> Tensor:
     """The value of a tensor in ``dtype``, from its row-wise copy where it has one, else from the column-wise one."""
     form, way = _form_of(x), WAYS[x._rowwise_data is None]
     factor, matrix, shape = FORMATS[form].factor(x, way), FORMATS[form].transform(x, way), form.shape(x)
-    values, turned, _ = _decoded(x, way, dtype if factor is matrix is None else torch.float32)
+    values, turned, _ = _decoded(x, way, _scales(x, way), dtype if factor is matrix is None else torch.float32)
     if matrix is not None:
         values = _undone(values, matrix)
     if factor is not None:
@@ -136,13 +136,13 @@ def values_of_blocks(x: Any, dtype: torch.dtype) -> Tensor:
 def operand_of_blocks(x: Any, way: str, undo: bool = False) -> Operand:
     """The values of a copy as a product reads them: in bf16 where that holds all of them, and no product of two is subnormal or infinite; else in
     fp32. ``undo`` takes back a transform of lines."""
-    kernels, operand = FORMATS[_form_of(x)], None
+    kernels, operand, scales = FORMATS[_form_of(x)], None, _scales(x, way)
     factor, matrix = kernels.factor(x, way), kernels.transform(x, way) if undo else None
     by_lines = factor is not None and factor.numel() > 1
-    if matrix is None and not by_lines and native.get_level() in _LEVELS_OF_HALVES and not kernels.never(_READER.scales(x, way)):
-        values, turned, plain = _decoded(x, way, torch.bfloat16)
+    if matrix is None and not by_lines and native.get_level() in _LEVELS_OF_HALVES and not kernels.never(scales):
+        values, turned, plain = _decoded(x, way, scales, torch.bfloat16)
         operand = (values, turned) if plain else None
-    values, turned = operand or _decoded(x, way, torch.float32)[:2]
+    values, turned = operand or _decoded(x, way, scales, torch.float32)[:2]
     if matrix is not None:
         values = _undone(values, matrix)
     if factor is not None and by_lines:
@@ -169,12 +169,18 @@ def _form_of(x: Any) -> BlockFormat:
     return form
 
 
-def _decoded(x: Any, way: str, dtype: torch.dtype) -> tuple[Tensor, bool, bool]:
+def _scales(x: Any, way: str) -> Tensor:
+    """Those of a copy in the order of its blocks."""
+    scales: Tensor = _READER.scales(x, way)
+    return scales.contiguous()
+
+
+def _decoded(x: Any, way: str, scales: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool, bool]:
     """The values of a copy as they are stored, whether that is transposed, and whether they are as ``_Kernels.decode`` says."""
     form, _, shape = _READER.stored(x, way)
     turned = form.transposed and way == "columnwise"
     values = torch.empty(shape[::-1] if turned else shape, dtype=dtype)
-    plain = not values.numel() or FORMATS[form].decode(x, way, _READER.scales(x, way).contiguous(), values)
+    plain = not values.numel() or FORMATS[form].decode(x, way, scales, values)
     return values, turned, plain
 
 
@@ -195,21 +201,18 @@ def _decode_mxfp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
 
 def _encode_nvfp4(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
     matrix, rht = x.view(outer(x.shape), x.shape[-1]), _of_kernels(quantizer.rht_matrix) if quantizer.with_rht else None
-    of_rows = native.amax(matrix) if "rowwise_data" in buffers or rht is None else 0.0
-    for way in WAYS:
-        if f"{way}_data" not in buffers:
-            continue
-        columns = way == "columnwise"
-        transform = rht if columns else None
-        amax = buffers[f"amax_{way}"].fill_(of_rows if transform is None else native.transformed_amax(matrix, transform))
+    transforms = {"rowwise": None, "columnwise": rht}
+    ways = [way for way in WAYS if f"{way}_data" in buffers]
+    plain = native.amax(matrix) if any(transforms[way] is None for way in ways) else 0.0
+    for way in ways:
+        transform = transforms[way]
+        amax = buffers[f"amax_{way}"].fill_(plain if transform is None else native.transformed_amax(matrix, transform))
         if quantizer.with_amax_reduction:
             torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=process_group(quantizer.amax_reduction_group))
-    for way in WAYS:
-        if f"{way}_data" in buffers:
-            columns = way == "columnwise"
-            seed = draw_seeds(1) if quantizer.stochastic_rounding else None
-            stored = buffers[f"{way}_data"], buffers[f"{way}_scale_inv"], columns, NVFP4.is_tiled(quantizer)
-            native.quantize_nvfp4(matrix, buffers[f"amax_{way}"], *stored, rht if columns else None, seed)
+    for way in ways:
+        seed = draw_seeds(1) if quantizer.stochastic_rounding else None
+        stored = buffers[f"{way}_data"], buffers[f"{way}_scale_inv"], way == "columnwise", NVFP4.is_tiled(quantizer)
+        native.quantize_nvfp4(matrix, buffers[f"amax_{way}"], *stored, transforms[way], seed)
 
 
 def _of_kernels(matrix: Tensor) -> Tensor:
