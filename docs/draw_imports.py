@@ -20,6 +20,7 @@ ROOMS = {
     "cli": "command line, reports",
     "plugin": "tex in NVIDIA's package",
     "compat": "other names, NVIDIA's package, a GPU's requests",
+    "models": "families of models, checkpoints, tokenizers",
     "distributed": "meshes, and how a model is laid out on one",
     "pytorch": "modules, Sequential, autocast, operations",
     "pytorch.engine": "runner, calls, executors, replay, scaling",
