@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fusible import tex as tex
 
 _ROOMS = frozenset(
-    "cli compat compute_pipeline conformance cpp_extensions distributed errors fusions knobs lazy locks models nvte ops plugin pytorch quantized tex".split()
+    "cli compat compute_pipeline conformance cpp_extensions distributed errors fusions".split()
+    + "knobs lazy locks models nvte ops plugin pytorch quantized tex".split()
 )
 
 
