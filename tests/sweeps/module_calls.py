@@ -209,7 +209,7 @@ def _(draw: Draw) -> Right:
 
 
 def _attention(
-    draw: Draw, module: nn.Module, heads: int, groups: int, width: int, causal: bool, rope: float | None, scale: float, *scores: Any
+    draw: Draw, module: nn.Module, heads: int, groups: int, width: int, causal: bool, rope: formulas.Rope | None, scale: float, *scores: Any
 ) -> Right:
     columns = (heads + 2 * groups) * width
     leading = draw.leading(ranks=(1, 2))
@@ -229,12 +229,23 @@ def _head_width(draw: Draw) -> int:
     return draw.of(16, 32) if draw.recipe is not None else draw.of(2, 4, 8, 16)
 
 
+def _rope(draw: Draw, width: int) -> tuple[formulas.Rope | None, dict[str, Any]]:
+    """How heads are rotated, and the options of a module that say so."""
+    base, rotated, scaled = draw.of(None, 10000.0, 100.0), draw.of(None, None, 2), draw.of(True, False)
+    if base is None:
+        return None, {"rope_base": None}
+    pairs = (rotated or width) // 2
+    factors = tuple(1 / (i + 1) for i in range(pairs)) if scaled else ()
+    return formulas.Rope(base, 2 * pairs, factors or (1.0,) * pairs), {"rope_base": base, "rope_width": rotated, "rope_factors": factors}
+
+
 @draws("modules", "DotProductAttention")
 def _(draw: Draw) -> Right:
-    groups, width, causal, rope = draw.of(1, 2), _head_width(draw), draw.of(True, False), draw.of(None, 10000.0, 100.0)
+    groups, width, causal = draw.of(1, 2), _head_width(draw), draw.of(True, False)
+    rope, rotary = _rope(draw, width)
     heads, scale = groups * draw.of(1, 2), draw.of(None, 0.3)
     cap, slopes = draw.of(None, None, 2.0), draw.of(None, None, [0.5 / (i + 1) for i in range(heads)])
-    options = {"groups": groups, "causal": causal, "rope_base": rope, "scale": scale, "soft_cap": cap, "alibi": slopes or False}
+    options = {"groups": groups, "causal": causal, **rotary, "scale": scale, "soft_cap": cap, "alibi": slopes or False}
     module = fusible.DotProductAttention(heads, width, **options)
     return _attention(draw, module, heads, groups, width, causal, rope, width**-0.5 if scale is None else scale, cap, slopes)
 
@@ -271,11 +282,12 @@ def _(draw: Draw) -> Right:
 
 @draws("modules", "MultiHeadedSelfAttention", "GroupedQuerySelfAttention", "MultiQuerySelfAttention")
 def _(name: str, draw: Draw) -> Right:
-    width, causal, rope, heads = _head_width(draw), draw.of(True, False), draw.of(None, 10000.0), draw.of(1, 2, 4)
+    width, causal, heads = _head_width(draw), draw.of(True, False), draw.of(1, 2, 4)
+    rope, rotary = _rope(draw, width)
     shared = draw.of(*(n for n in (1, 2, 4) if heads % n == 0))
     groups = {"MultiHeaded": heads, "GroupedQuery": shared, "MultiQuery": 1}[name.removesuffix("SelfAttention")]
     given = (groups,) if name.startswith("Grouped") else ()
-    module = getattr(fusible, name)(heads * width, heads, *given, causal=causal, rope_base=rope)
+    module = getattr(fusible, name)(heads * width, heads, *given, causal=causal, **rotary)
     return _attention(draw, module, heads, groups, width, causal, rope, width**-0.5)
 
 

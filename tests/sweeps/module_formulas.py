@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from rounding_noise import Noise
@@ -139,13 +140,22 @@ def mixture(n: Noise, x: Tensor, router: Tensor, up: Tensor, down: Tensor, activ
     return total.reshape(*x.shape[:-1], total.shape[-1])
 
 
-def _rotated(n: Noise, x: Tensor, lengths: Sequence[int], base: float) -> Tensor:
-    width = x.shape[-1]
+class Rope(NamedTuple):
+    """``width`` columns of a head are rotated, pair i by ``base**(-2 i / width) * factors[i]`` a position."""
+
+    base: float
+    width: int
+    factors: tuple[float, ...]
+
+
+def _rotated(n: Noise, x: Tensor, lengths: Sequence[int], rope: Rope) -> Tensor:
+    x, rest = x.split([rope.width, x.shape[-1] - rope.width], -1)
+    width = rope.width
     positions = torch.cat([torch.arange(length) for length in lengths]).double()
-    inverse = base ** (-torch.arange(0, width, 2).double() / width)
+    inverse = rope.base ** (-torch.arange(0, width, 2).double() / width) * torch.tensor(rope.factors, dtype=torch.float64)
     angle = n.terms(torch.cat([positions[:, None] * inverse] * 2, -1)[:, None, :])
     half = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], -1)
-    return n.stored(n.terms(x) * n.terms(angle.cos()) + n.terms(half) * n.terms(angle.sin()))
+    return torch.cat([n.stored(n.terms(x) * n.terms(angle.cos()) + n.terms(half) * n.terms(angle.sin())), n.terms(rest)], -1)
 
 
 def attention(
@@ -156,7 +166,7 @@ def attention(
     groups: int,
     width: int,
     causal: bool,
-    rope: float | None,
+    rope: Rope | None,
     scale: float,
     soft_cap: float | None = None,
     slopes: Sequence[float] | None = None,

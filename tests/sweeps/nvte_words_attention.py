@@ -26,20 +26,25 @@ def _sequences(draw: Draw) -> tuple[nvte.Sequences, list[int]]:
     return nvte.Sequences(nvte.make_nvte_tensor(cu), len(lengths), max(*lengths, 1), False), lengths
 
 
-def _rotated(x: torch.Tensor, lengths: Sequence[int], base: float, sign: float = 1.0) -> torch.Tensor:
+def _rotated(x: torch.Tensor, lengths: Sequence[int], rotary: nvte.Rotary, sign: float = 1.0) -> torch.Tensor:
+    x, rest = x.split([rotary.width or x.shape[-1], x.shape[-1] - (rotary.width or x.shape[-1])], -1)
     width = x.shape[-1]
     positions = torch.cat([torch.arange(length) for length in lengths]).double()
-    inverse = base ** (-torch.arange(0, width, 2).double() / width)
+    inverse = rotary.base ** (-torch.arange(0, width, 2).double() / width)
+    if rotary.factors:
+        inverse *= torch.tensor(rotary.factors, dtype=torch.float64)
     angle = torch.cat([positions[:, None] * inverse] * 2, -1)[:, None, :]
     half = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], -1)
-    return x * angle.cos() + sign * half * angle.sin()
+    return torch.cat([x * angle.cos() + sign * half * angle.sin(), rest], -1)
 
 
 def _rope(draw: Draw, name: str, sign: float) -> Given:
     sequences, lengths = _sequences(draw)
     x, base = draw.tensor(sum(lengths), draw.of(1, 2), draw.of(2, 4, 8)), draw.of(10000.0, 100.0)
-    value = _rotated(f64(x), lengths, base, sign)
-    return Given({name: x, "sequences": sequences, "base": base}, [nearly(value, f64(x), type=x.type)])
+    width = x.shape[-1]
+    rotary = draw.of(base, nvte.Rotary(base), nvte.Rotary(base, 2), nvte.Rotary(base, None, tuple(1 / (i + 1) for i in range(width // 2))))
+    value = _rotated(f64(x), lengths, rotary if isinstance(rotary, nvte.Rotary) else nvte.Rotary(rotary), sign)
+    return Given({name: x, "sequences": sequences, "rotary": rotary}, [nearly(value, f64(x), type=x.type)])
 
 
 WORDS["rope"] = lambda draw: _rope(draw, "x", 1.0)

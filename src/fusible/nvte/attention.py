@@ -14,7 +14,19 @@ from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.calls.attention import alibi_slopes
 
-__all__ = ["AttentionAux", "EVERYWHERE", "PLAIN_SCORES", "ScoreOptions", "Sequences", "attention", "dattention", "drope", "merge_attention", "rope"]
+__all__ = [
+    "AttentionAux",
+    "EVERYWHERE",
+    "PLAIN_SCORES",
+    "Rotary",
+    "ScoreOptions",
+    "Sequences",
+    "attention",
+    "dattention",
+    "drope",
+    "merge_attention",
+    "rope",
+]
 
 EVERYWHERE = (-1, -1)
 """A window without edges."""
@@ -101,25 +113,47 @@ class AttentionAux:
     rng_state: Tensor | None
 
 
-def rope(x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0, part: tuple[int, int] = (0, 1)) -> Tensor:
+@dataclass(frozen=True)
+class Rotary:
+    """How heads are rotated by their positions: pair i of ``width`` columns, the first of a head or all of them, by ``position * base**(-2 i / width)
+    * factors[i]``; ``factors`` is empty where each is 1."""
+
+    base: float
+    width: int | None = None
+    factors: tuple[float, ...] = ()
+
+
+def rope(
+    x: Tensor, sequences: Sequences, rotary: Rotary | float, starts: Tensor | None = None, end: int = 0, part: tuple[int, int] = (0, 1)
+) -> Tensor:
     """Rotate the heads ``[tokens, heads, width]`` by the angles of their positions, which restart in each sequence (arXiv:2104.09864).
+
+    ``rotary``: a number is the base of all columns.
 
     ``starts``: int32 ``[count]``, the positions of the sequences' first tokens, where they are not 0; then all positions are below ``end``. ``part``:
     ``(r, n)`` where the tokens are the r-th and the r-th last of ``2 n`` equal parts of sequences that are n times as long.
     """
-    return _rope(tex.fused_rope_forward, x, sequences, base, starts, end, part)
+    return _rope(tex.fused_rope_forward, x, sequences, rotary, starts, end, part)
 
 
-def drope(dy: Tensor, sequences: Sequences, base: float, part: tuple[int, int] = (0, 1)) -> Tensor:
+def drope(dy: Tensor, sequences: Sequences, rotary: Rotary | float, part: tuple[int, int] = (0, 1)) -> Tensor:
     """The gradient of ``rope``: the rotation back."""
-    return _rope(tex.fused_rope_backward, dy, sequences, base, part=part)
+    return _rope(tex.fused_rope_backward, dy, sequences, rotary, part=part)
 
 
 def _rope(
-    rotate: Any, x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0, part: tuple[int, int] = (0, 1)
+    rotate: Any,
+    x: Tensor,
+    sequences: Sequences,
+    rotary: Rotary | float,
+    starts: Tensor | None = None,
+    end: int = 0,
+    part: tuple[int, int] = (0, 1),
 ) -> Tensor:
-    of_angles = max(end, sequences.max_seqlen * part[1]), x.shape[-1], base
-    angles = current_pass().once(("rope angles", *of_angles), lambda: tex.prim.rope_angles(*of_angles, x.data))  # every layer rotates by the same
+    by = rotary if isinstance(rotary, Rotary) else Rotary(rotary)
+    of_angles = max(end, sequences.max_seqlen * part[1]), by.width or x.shape[-1], by.base
+    # every layer rotates by the same
+    angles = current_pass().once(("rope angles", *of_angles, by.factors), lambda: tex.prim.rope_angles(*of_angles, x.data, by.factors))
     cu_seqlens = None if sequences.uniform else sequences.cu_seqlens.data
     folded = sequences.fold(x)
     first = starts.data if starts is not None else None

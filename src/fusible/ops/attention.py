@@ -170,7 +170,8 @@ class DotProductAttention(SharesColumns, _Attention):
     ``x [tokens, (heads + 2 groups) * width]`` is q, k and v side by side, head after head; ``y [tokens, heads * width]``. ``heads / groups`` query
     heads share a key and value head (Ainslie et al. 2023, arXiv:2305.13245). ``causal``: a token sees itself and what comes before it in its
     sequence. ``window_size``: how many tokens before and after its own place it sees, -1 for all (Beltagy et al. 2020, arXiv:2004.05150); a causal
-    one sees none after. ``rope_base``: rotate q and k by their positions first, or None. ``scale`` defaults to ``1 / sqrt(width)``.
+    one sees none after. ``rope_base``: rotate q and k by their positions first, or None; the first ``rope_width`` columns of a head, or all of them;
+    pair i by ``rope_base**(-2 i / rope_width) * rope_factors[i]`` a position. ``scale`` defaults to ``1 / sqrt(width)``.
 
     ``soft_cap``: scores are ``soft_cap * tanh(score / soft_cap)`` (Gemma 2, arXiv:2408.00118). ``alibi``: a score is less by its head's slope times
     the distance of the two tokens (Press et al. 2022, arXiv:2108.12409); True for the paper's slopes, or one for each head. ``mask``: a side input
@@ -186,6 +187,8 @@ class DotProductAttention(SharesColumns, _Attention):
         groups: int | None = None,
         causal: bool = True,
         rope_base: float | None = None,
+        rope_width: int | None = None,
+        rope_factors: Sequence[float] = (),
         scale: float | None = None,
         window_size: tuple[int, int] = nvte.EVERYWHERE,
         soft_cap: float | None = None,
@@ -198,13 +201,11 @@ class DotProductAttention(SharesColumns, _Attention):
         check_groups(heads, heads if groups is None else groups)
         slopes = _slopes(alibi, heads, type(self).__name__)
         self._take(heads, head_width, groups, scale, nvte.ScoreOptions(soft_cap, slopes, dropout), ("mask",) if mask else ())
-        if rope_base is not None and head_width % 2:
-            raise ArgumentError(expected("an even head width", of="attention with rotary positions", got=head_width, do="change the number of heads"))
+        self.rotary = _rotary(head_width, rope_base, rope_width, rope_factors)
         if not isinstance(window_size, tuple | list) or len(window_size) != 2 or not all(type(edge) is int and edge >= -1 for edge in window_size):
             do = "pass how many tokens before and after its own place a query sees, -1 for all"
             raise ArgumentError(expected("two integers of at least -1", of=f"window_size of {type(self).__name__}", got=repr(window_size), do=do))
         self.causal = causal
-        self.rope_base = rope_base
         self.window_size = (window_size[0], window_size[1])
 
     def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
@@ -220,8 +221,8 @@ class DotProductAttention(SharesColumns, _Attention):
         if cache is None:
             return self._attend(x, sequences, False, sides)[0]
         q, k, v = self._heads(x)
-        if self.rope_base is not None:
-            q, k = (nvte.rope(heads, sequences, self.rope_base, cache.starts, cache.capacity) for heads in (q, k))
+        if self.rotary is not None:
+            q, k = (nvte.rope(heads, sequences, self.rotary, cache.starts, cache.capacity) for heads in (q, k))
         if self.qkv_dtype is not None:
             q, k, v = (nvte.cast_checked(self._wide(self._quantized(part)), self.activation) for part in (q, k, v))
         cache = nvte.append_kv(cache, k, v, sequences)
@@ -234,14 +235,14 @@ class DotProductAttention(SharesColumns, _Attention):
 
     def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool, sides: Mapping[str, nvte.Tensor]) -> tuple[nvte.Tensor, Context]:
         q, k, v = self._heads(x)
-        if self.rope_base is not None:
-            q, k = nvte.rope(q, sequences, self.rope_base), nvte.rope(k, sequences, self.rope_base)
+        if self.rotary is not None:
+            q, k = nvte.rope(q, sequences, self.rotary), nvte.rope(k, sequences, self.rotary)
         return self._attended((q, k, v), sequences, sequences, is_training, sides)
 
     def backward(self, ctx: Context, dy: nvte.Tensor, *, sequences: nvte.Sequences, seed: nvte.Tensor | None = None) -> Any:
         dq, dk, dv, dmask = self._gradients(ctx, dy, sequences, sequences, seed)
-        if self.rope_base is not None:
-            dq, dk = nvte.drope(dq, sequences, self.rope_base), nvte.drope(dk, sequences, self.rope_base)
+        if self.rotary is not None:
+            dq, dk = nvte.drope(dq, sequences, self.rotary), nvte.drope(dk, sequences, self.rotary)
         dx = self._side_by_side([dq, dk, dv], self.dx_dtype)
         return (dx, [], self._side_grads(mask=dmask)) if self.side_inputs else (dx, [])
 
@@ -262,7 +263,9 @@ class DotProductAttention(SharesColumns, _Attention):
         return self.heads * self.head_width
 
     def extra_repr(self) -> str:
-        rope = f", rope_base={self.rope_base:g}" if self.rope_base is not None else ""
+        by, rope = self.rotary, ""
+        if by is not None:
+            rope = f", rope_base={by.base:g}" + (f", rope_width={by.width}" if by.width else "") + (", rope_factors=..." if by.factors else "")
         return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}, causal={self.causal}{rope}{self._shown()}"
 
 
@@ -337,6 +340,26 @@ class CrossAttention(_Attention):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}{self._shown()}"
+
+
+def _rotary(head_width: int, base: float | None, width: int | None, factors: Sequence[float]) -> nvte.Rotary | None:
+    """How q and k are rotated. Raises ``ArgumentError`` for columns that are not pairs of a head, and factors of others."""
+    if base is None:
+        given = [name for name, there in (("rope_width", width is not None), ("rope_factors", len(factors) > 0)) if there]
+        if given:
+            raise ArgumentError(expected("a rope_base with it", of=f"{given[0]} of attention", got="none", do="give the base, e.g. 10000.0"))
+        return None
+    if width is None and head_width % 2:
+        raise ArgumentError(expected("an even head width", of="attention with rotary positions", got=head_width, do="change the number of heads"))
+    if width is not None and (width > head_width or width % 2):
+        what, do = f"an even number of at most the {head_width} columns of a head", "give how many of them are rotated"
+        raise ArgumentError(expected(what, of="rope_width of attention", got=width, do=do))
+    pairs = (head_width if width is None else width) // 2
+    if len(factors) not in (0, pairs):
+        raise ArgumentError(expected(f"{pairs} numbers, or none", of="rope_factors of attention", got=len(factors), do="give one of each pair"))
+    for factor in factors:
+        check_number(factor, "rope_factors of attention", least=0)
+    return nvte.Rotary(base, width, tuple(float(factor) for factor in factors))
 
 
 def _slopes(alibi: bool | Sequence[float], heads: int, title: str) -> tuple[float, ...] | None:

@@ -145,8 +145,8 @@ class RingAttention(ContextParallelAttention):
     def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
         half = self.halves(sequences)
         q, k, v = self._heads(x)
-        if self.rope_base is not None:
-            q, k = (nvte.rope(heads, sequences, self.rope_base, part=self.process) for heads in (q, k))
+        if self.rotary is not None:
+            q, k = (nvte.rope(heads, sequences, self.rotary, part=self.process) for heads in (q, k))
         q, k, v = (self._wide(self._quantized(part)) for part in (q, k, v))
         kv, o, aux = nvte.concatenate([k, v], 1), None, None
         for step in range(self.process.size):
@@ -193,8 +193,8 @@ class RingAttention(ContextParallelAttention):
         assert dq is not None and dkv is not None
         dk, dv = nvte.split(nvte.ring_shift(dkv, self.group), [self.groups, self.groups], 1)
         dq, dk, dv = (nvte.cast_checked(d, q.type) for d in (dq, dk, dv))
-        if self.rope_base is not None:
-            dq, dk = (nvte.drope(d, sequences, self.rope_base, self.process) for d in (dq, dk))
+        if self.rotary is not None:
+            dq, dk = (nvte.drope(d, sequences, self.rotary, self.process) for d in (dq, dk))
         return self._side_by_side([dq, dk, dv], self.dx_dtype), []
 
     def messages(self, kind: nvte.PassKind, rows: int) -> Iterator[Message]:

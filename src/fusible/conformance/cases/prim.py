@@ -100,6 +100,10 @@ def rope_angles(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
         angles = torch.arange(positions, dtype=torch.float64)[:, None] * torch.cat((frequencies, frequencies))
         arguments = {"positions": positions, "width": width, "base": base, "like": like}
         yield Sample(f"{positions} of {width}", arguments, (Output(None, angles.reshape(positions, 1, 1, width)),))
+        factors = [1.0, *(0.1 * i for i in range(1, width // 2))]
+        of_factors = angles * torch.tensor(factors * 2, dtype=torch.float64)
+        arguments = {**arguments, "factors": factors}
+        yield Sample(f"{positions} of {width}, by factors", arguments, (Output(None, of_factors.reshape(positions, 1, 1, width)),))
 
 
 @record("prim_copy")

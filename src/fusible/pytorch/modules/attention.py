@@ -25,6 +25,9 @@ class SelfAttentionArguments(TypedDict, total=False):
 
     causal: bool
     rope_base: float | None
+    rope_width: int | None
+    rope_factors: Sequence[float]
+    scale: float | None
     window_size: tuple[int, int]
     soft_cap: float | None
     alibi: bool | Sequence[float] | torch.Tensor
@@ -63,8 +66,9 @@ class _Attention(ExtraTensors, BaseModule):
 class DotProductAttention(_Attention):
     """``[tokens, (heads + 2 groups) * head_width] -> [tokens, heads * head_width]`` (see ``ops.DotProductAttention``).
 
-    ``rope_base`` (10000.0 in most models) rotates q and k by their positions; None leaves them as they are. ``window_size``: how many tokens before
-    and after its own place a query sees, -1 for all: ``(4095, 0)`` is a sliding window of 4,096 tokens.
+    ``rope_base`` (10000.0 in most models) rotates q and k by their positions; None leaves them as they are. ``rope_width``: how many of a head's
+    columns are rotated, the first ones; None for all. ``rope_factors``: what each pair's frequency is multiplied by.
+    ``window_size``: how many tokens before and after its own place a query sees, -1 for all: ``(4095, 0)`` is a sliding window of 4,096 tokens.
 
     ``soft_cap``: scores are ``soft_cap * tanh(score / soft_cap)``. ``alibi``: scores are less by each head's slope times the distance, by the slopes
     of the paper (True) or one of each head, NVIDIA's ``alibi_slopes [heads]``, which are read when the module is made. ``dropout``: the share of
@@ -81,6 +85,8 @@ class DotProductAttention(_Attention):
         groups: int | None = None,
         causal: bool = True,
         rope_base: float | None = None,
+        rope_width: int | None = None,
+        rope_factors: Sequence[float] = (),
         scale: float | None = None,
         window_size: tuple[int, int] = EVERYWHERE,
         soft_cap: float | None = None,
@@ -93,6 +99,7 @@ class DotProductAttention(_Attention):
         self.groups = heads if groups is None else groups
         slopes: Any = alibi.tolist() if isinstance(alibi, torch.Tensor) else alibi
         options: dict[str, Any] = {"causal": causal, "rope_base": rope_base, "scale": scale, "window_size": window_size}
+        options |= {"rope_width": rope_width, "rope_factors": tuple(rope_factors)}
         options |= {"soft_cap": soft_cap, "alibi": slopes, "mask": mask, "dropout": dropout}
         self._hold(ops.DotProductAttention(heads, head_width, groups=groups, **options))
 
@@ -100,8 +107,8 @@ class DotProductAttention(_Attention):
 class GroupedQuerySelfAttention(DotProductAttention):
     """Self-attention of ``features = heads * head_width`` columns in which ``heads / groups`` query heads share a key and value head.
 
-    ``[tokens, features + 2 * features * groups / heads] -> [tokens, features]``. ``options``: ``causal``, ``rope_base``, ``window_size``,
-    ``soft_cap``, ``alibi``, ``mask`` and ``dropout`` of ``DotProductAttention``.
+    ``[tokens, features + 2 * features * groups / heads] -> [tokens, features]``. ``options``: ``causal``, ``rope_base``,
+    ``rope_width``, ``rope_factors``, ``scale``, ``window_size``, ``soft_cap``, ``alibi``, ``mask`` and ``dropout`` of ``DotProductAttention``.
     """
 
     def __init__(self, features: int, heads: int, groups: int, **options: Unpack[SelfAttentionArguments]) -> None:

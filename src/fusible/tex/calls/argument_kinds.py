@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -158,6 +159,10 @@ def _is_float(x: Any) -> bool:
     return hasattr(x, "__float__") or hasattr(x, "__index__")
 
 
+def _is_positive(x: Any) -> bool:
+    return _is_float(x) and not isinstance(x, torch.Tensor) and 0 < float(x) < math.inf
+
+
 def _is_size(x: Any) -> bool:
     return _is_int(x) and int(x) >= 0
 
@@ -215,6 +220,7 @@ _NAMES: dict[str, Any] = {
     "Device": Kind("a device that torch has here", _is_device, error=ArgumentError),
     "DTypeLike": Kind("a torch.dtype, a tex.DType or its value", _is_dtype),
     "FP8Format": Kind("kFloat8E4M3 or kFloat8E5M2", _is_one_of(torch.float8_e4m3fn, torch.float8_e5m2)),
+    "Positive": Kind("a finite number above 0", _is_positive, error=ArgumentError),
     "Generator": Kind("a torch.Generator", _is_generator),
     "GivenTensor": Kind("a tensor", _is_tensor),
     "GroupedTensor": Kind("a grouped tensor", is_grouped),
@@ -242,7 +248,10 @@ _NAMES: dict[str, Any] = {
 _MAPPING = _Whole("a mapping", lambda x: isinstance(x, Mapping))
 _ANYTHING = Kind("anything", lambda x: True)
 _PYTHONS = {
-    **{name: _NAMES[name] for name in ("Count", "DeviceName", "FP8Format", "Iterable", "Sequence", "float", "int", "list", "str", "torch")},
+    **{
+        name: _NAMES[name]
+        for name in ("Count", "DeviceName", "FP8Format", "Iterable", "Positive", "Sequence", "float", "int", "list", "str", "torch")
+    },
     "Any": _ANYTHING,
     "Callable": _Whole("a function", callable),
     "Mapping": _MAPPING,

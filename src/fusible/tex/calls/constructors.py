@@ -22,6 +22,8 @@ _MEANT = {
     "groups": "Count | None",
     "page_size": "Count | None",
     "pages": "Count | None",
+    "rope_base": "Positive | None",
+    "rope_width": "Count | None",
 }
 """Parameters whose annotation, for type checkers, says less than is asked."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, ShapeError, check_number, expected
 from fusible.tex.calls.checks import check_probability
 from fusible.tex.formulas.arrays import Array, ArrayKernels
 from fusible.tex.interface.prim import Prim
@@ -18,8 +18,8 @@ __all__ = ["PrimFormulas"]
 class PrimFormulas(ArrayKernels, Prim):
     """A backend has the sum, which is one kernel where it can be, what is of no specified value, groups, and what is drawn."""
 
-    def _angle_table(self, positions: int, width: int, base: float, like: Array) -> Any:
-        """``[positions, 1, 1, width]``: position times ``base^(-2 i / width)`` for ``i < width / 2``, twice, computed in float64."""
+    def _angle_table(self, positions: int, width: int, base: float, like: Array, factors: Sequence[float]) -> Any:
+        """``[positions, 1, 1, width]``: position times ``base^(-2 i / width)`` for ``i < width / 2``, by its factor, twice, computed in float64."""
         raise NotImplementedError
 
     def _drawn_mask(self, x: Array, probability: float, seed: Array, offset: int) -> Any:
@@ -73,10 +73,15 @@ class PrimFormulas(ArrayKernels, Prim):
     def prim_split(self, x: Array, sizes: Sequence[int], dim: int) -> list[Any]:
         return list(self._arrays.split(x, sizes, dim))
 
-    def prim_rope_angles(self, positions: int, width: int, base: float, like: Array) -> Any:
+    def prim_rope_angles(self, positions: int, width: int, base: float, like: Array, factors: Sequence[float] = ()) -> Any:
         if width % 2:
             raise ShapeError(expected("an even width", of="prim.rope_angles", got=width, do="pass the rotated width of a head"))
-        return self._angle_table(positions, width, base, like)
+        if factors and len(factors) != width // 2:
+            do = "give one of each frequency, or none"
+            raise ShapeError(expected(f"{width // 2} factors", of="prim.rope_angles", got=len(factors), do=do))
+        for factor in factors:
+            check_number(factor, "factors of prim.rope_angles", least=0)
+        return self._angle_table(positions, width, base, like, factors)
 
     def prim_dropout(self, x: Array, probability: float, seed: Array, offset: int) -> tuple[Any, Any]:
         check_probability(probability, "prim.dropout")

@@ -96,10 +96,11 @@ class Prim:
         """
 
     @function("like")
-    def prim_rope_angles(self, positions: Size, width: Size, base: Positive, like: Tensor) -> Any:
-        """Rotary angles ``p * base**(-2 i / width)`` for the first ``positions`` positions, as ``fused_rope_forward`` takes them.
+    def prim_rope_angles(self, positions: Size, width: Size, base: Positive, like: Tensor, factors: Sequence[float] = ()) -> Any:
+        """Rotary angles ``p * base**(-2 i / width) * factors[i]`` for the first ``positions`` positions, as ``fused_rope_forward`` takes them.
 
-        fp32 ``[positions, 1, 1, width]``, the ``width / 2`` frequencies twice, side by side (Su et al. 2021, arXiv:2104.09864).
+        fp32 ``[positions, 1, 1, width]``, the ``width / 2`` frequencies twice, side by side (Su et al. 2021, arXiv:2104.09864). ``factors``: one of
+        each frequency, for a context longer than that of training; none of them is 1 of each.
         """
 
     @function("x", x="real", seed="int64 [1]")

@@ -37,9 +37,11 @@ class PrimKernels(LazyKernels, PrimFormulas):
     def prim_unpad_groups(self, x: Tensor, sizes: Tensor, multiple: int, rows: int) -> Any:
         return unpad_groups(x, sizes, multiple, rows)
 
-    def _angle_table(self, positions: int, width: int, base: float, like: Tensor) -> Tensor:
+    def _angle_table(self, positions: int, width: int, base: float, like: Tensor, factors: Sequence[float]) -> Tensor:
         """Computed here and stored: a program reads the angles as a constant."""
         frequencies = np.power(np.float64(base), np.arange(0, width, 2, dtype=np.float64) / -width)
+        if factors:
+            frequencies *= np.array(factors, np.float64)
         angles = np.outer(np.arange(positions, dtype=np.float64), frequencies).astype(np.float32)
         return Tensor(np.concatenate([angles, angles], -1).reshape(positions, 1, 1, width))
 
