@@ -11,7 +11,7 @@ from tiny_language_models import BrokenModel, TinyModel
 
 from fusible.errors import ArgumentError
 from fusible.models.generation import Engine, Event, Request, Sampling
-from fusible.models.generation.slots import common_prefix
+from fusible.models.prefix import common_prefix
 
 GREEDY = Sampling(0)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusible.models.prefix import common_prefix
 from fusible.pytorch import KVCache
 
-__all__ = ["Slots", "common_prefix"]
+__all__ = ["Slots"]
 
 _LEAST_REUSE = 8
 """Fewer tokens of a common beginning are computed anew: they are not worth the longer text that another request might go on from."""
@@ -71,12 +72,3 @@ class Slots:
         """Give back the pages that a call which failed has set aside."""
         for slot, length in enumerate(self.cache.lengths):
             self.cache.truncate(slot, length)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two lists have in common from their beginning, found by halves: comparing slices is fast."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
