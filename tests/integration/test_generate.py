@@ -11,8 +11,8 @@ from torch.nn import Parameter
 from fusible.cli import main
 from fusible.cli.generation.engine import generate
 from fusible.cli.generation.job import load_model
-from fusible.cli.generation.sampling import Sampling
 from fusible.errors import ArgumentError
+from fusible.models.generation import Sampling
 from fusible.pytorch import KVCache, Linear
 
 SMALL = "--steps 3 --layers 2 --hidden 32 --heads 2 --seq-len 32 --batch 2".split()

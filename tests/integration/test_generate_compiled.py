@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fusible.cli.generation.engine import generate
-from fusible.cli.generation.sampling import Sampling
 from fusible.cli.training.model import ByteGPT
 from fusible.cli.training.options import TrainOptions
+from fusible.models.generation import Sampling
 from fusible.pytorch import KVCache, quantize_parameters
 
 pytest.importorskip("jaxlib")

@@ -20,15 +20,18 @@ class _Refused(ValueError):
     """Says in a few words what is wrong with a text."""
 
 
-def parse_json(content: bytes | str, *, of: str, do: str = "use an intact checkpoint") -> Any:
+def parse_json(content: bytes | str, *, of: str, do: str = "use an intact checkpoint", large_integers: bool = False) -> Any:
     """The value of a JSON text in UTF-8.
 
     Raises ``CheckpointError``, which names ``of``, for a text that is no JSON, and for JSON that readers understand differently or not at all: a
-    repeated key, NaN and infinities, integers of more than 64 bits, brackets nested more than 200 deep.
+    repeated key, NaN and infinities, integers of more than 64 bits, brackets nested more than 200 deep. With ``large_integers`` those are read too:
+    tokenizers' files say 10**30 for "no limit".
     """
     try:
         text = content if isinstance(content, str) else content.decode()
-        value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant)
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_int=int if large_integers else _integer, parse_float=_number, parse_constant=_constant
+        )
         _check_depth(value)
     except _Refused as problem:
         raise CheckpointError(expected("JSON", of=of, got=str(problem), do=do)) from None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from fusible.cli.generation.sampling import Sampling
+from fusible.models.generation import Sampling
 from fusible.pytorch import KVCache
 
 __all__ = ["LanguageModel", "generate"]

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 
 from fusible.cli.generation.engine import generate
+from fusible.cli.generation.options import named_as_options
 from fusible.cli.generation.printing import TextStream
-from fusible.cli.generation.sampling import Sampling
 from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.layout import load_runs
 from fusible.cli.training.model import ByteGPT
 from fusible.errors import ArgumentError, expected
 from fusible.machine import available_memory
+from fusible.models.generation import Sampling
 from fusible.pytorch import KVCache, MultiHeadedSelfAttention, parameter_bytes, quantize_parameters
 
 __all__ = ["generate_text"]
@@ -25,7 +26,8 @@ __all__ = ["generate_text"]
 
 def generate_text(given: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    sampling = Sampling(given.temperature, given.top_k)
+    with named_as_options():
+        sampling = Sampling(given.temperature, given.top_k)
     if given.bytes < 1:
         raise ArgumentError(expected("at least 1", of="--bytes", got=given.bytes, do="give a larger number"))
     prompts = [prompt.encode() for prompt in given.prompt or ["\n"]]

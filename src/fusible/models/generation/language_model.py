@@ -1,0 +1,30 @@
+"""What generation needs of a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from fusible.pytorch import KVCache
+
+__all__ = ["LanguageModel"]
+
+
+class LanguageModel(Protocol):
+    """Logits of the next token of sequences, whose keys and values are kept. ``context``: the most tokens that a sequence may have."""
+
+    vocabulary: int
+    context: int
+
+    def next_logits(self, tokens: Tensor, seq_lens: Tensor, cache: KVCache) -> Tensor:
+        """fp32 ``[sequences, vocabulary]``: of what follows the last token of each sequence.
+
+        ``tokens``, int64 ``[n]``: those of the sequences one after another, behind what ``cache`` has of them. ``seq_lens``, int32
+        ``[sequences]``: how many of each; one of 0 rests, and its row may have any values. The caller advances the cache.
+        """
+        ...
+
+    def new_cache(self, sequences: int, capacity: int, page_size: int | None = None, pages: int | None = None) -> KVCache:
+        """A cache for this model, of the type and on the device of its activations."""
+        ...

@@ -1,0 +1,52 @@
+"""What is asked of an engine, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fusible.errors import ArgumentError, expected
+from fusible.models.generation.sampling import Sampling
+
+__all__ = ["Ended", "Event", "Logprobs", "Request"]
+
+Ended = Literal["stop", "length", "cancelled", "failed"]
+"""Why a request ended: its model chose a stop token, it has its tokens, someone cancelled it, or its logits were no numbers."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to go on from, by ``max_tokens`` tokens at most. One of ``stop_tokens`` is the last.
+
+    ``logprobs``: of each token the log-probability, and that of so many of the likeliest; None for none.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_tokens: frozenset[int] = frozenset()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ArgumentError(expected("at least one token", of="prompt", got="none", do="give a text to go on from"))
+        if self.max_tokens < 1:
+            raise ArgumentError(expected("at least 1", of="max_tokens", got=self.max_tokens, do="give a larger number"))
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """The natural logarithm of the probability that the model gave the chosen token, before any sampling, and of the ``likeliest`` tokens."""
+
+    chosen: float
+    likeliest: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A further token of the request ``id``, or its end, or both: the last token comes with why it is the last."""
+
+    id: int
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    ended: Ended | None = None

@@ -1,0 +1,157 @@
+"""The choice of a token from its logits, by parameters that may differ from sequence to sequence of a batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from fusible.errors import ArgumentError, expected
+
+__all__ = ["Sampler", "Sampling", "choose_tokens"]
+
+_CANDIDATES = 1024
+"""So many of the likeliest tokens mostly have the mass of top-p among them. Sorting these alone takes a tenth of the time of a whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from its logits. The steps are taken in this order; the defaults leave all of them out.
+
+    ``repetition_penalty``: logits of tokens that the prompt or the text so far has are divided by it where they are positive, and else multiplied
+    (CTRL, arXiv:1909.05858). ``temperature``: the logits are divided by it; 0 takes the likeliest token, and what follows does not count.
+    ``top_k``: the k likeliest tokens stay. ``top_p``: the fewest of the likeliest stay whose probabilities add up to at least that (nucleus
+    sampling, arXiv:1904.09751). ``min_p``: those stay whose probability is at least that part of the likeliest one's (arXiv:2407.01082). Tokens
+    that tie with the last one that stays do too, so that no order of theirs matters. ``seed``: of the draws; None for another every time.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            _refuse("temperature", "a number of at least 0", self.temperature, "give e.g. 0.8")
+        if self.top_k is not None and self.top_k < 1:
+            _refuse("top_k", "at least 1", self.top_k, "give a larger number")
+        for name in ("top_p", "min_p"):
+            if not 0 <= getattr(self, name) <= 1:
+                _refuse(name, "a number from 0 to 1", getattr(self, name), "give another")
+        if not 0 < self.repetition_penalty < float("inf"):
+            _refuse("repetition_penalty", "a positive number", self.repetition_penalty, "give 1 for none")
+
+    def choose(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """int64 ``[sequences]`` from fp32 ``[sequences, vocabulary]``, all by this sampling, drawn by one ``generator``. Nothing is penalized."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        return torch.multinomial(_kept(logits, [self] * len(logits)).softmax(-1), 1, generator=generator).squeeze(-1)
+
+
+def _refuse(name: str, wanted: str, got: object, do: str) -> NoReturn:
+    error = ArgumentError(expected(wanted, of=name, got=got, do=do))
+    error.argument = name
+    raise error
+
+
+class Sampler:
+    """The choices of one sequence: its parameters, the tokens that it has, and a generator of its own.
+
+    So what is drawn depends on the seed and the logits alone, whatever other sequences are in the batch.
+    """
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
+        self.sampling = sampling
+        self._random = random.Random(sampling.seed)
+        self._seen = dict.fromkeys(prompt) if sampling.repetition_penalty != 1 else None
+
+    def add(self, token: int) -> None:
+        """Count in a token that was chosen."""
+        if self._seen is not None:
+            self._seen[token] = None
+
+    def draw(self) -> float:
+        """A number of [0, 1)."""
+        return self._random.random()
+
+    def penalized(self, logits: Tensor) -> Tensor:
+        """fp32 ``[vocabulary]`` with the penalty on what was seen."""
+        if not self._seen:
+            return logits
+        seen = torch.tensor(list(self._seen), device=logits.device)
+        values, penalty = logits[seen], self.sampling.repetition_penalty
+        return logits.index_copy(0, seen, torch.where(values > 0, values / penalty, values * penalty))
+
+
+def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """A token of each row of ``logits``, fp32 ``[sequences, vocabulary]``, by the sampler of its sequence.
+
+    A row's token is the first whose cumulative probability, in the order of the vocabulary, is more than the number that its sampler draws.
+    """
+    if any(sampler.sampling.repetition_penalty != 1 for sampler in samplers):
+        logits = torch.stack([sampler.penalized(row) for sampler, row in zip(samplers, logits, strict=True)])
+    chosen = logits.argmax(-1)
+    drawing = [row for row, sampler in enumerate(samplers) if sampler.sampling.temperature]
+    if drawing:
+        rows = torch.tensor(drawing, device=logits.device)
+        cumulative = _kept(logits[rows], [samplers[row].sampling for row in drawing]).softmax(-1).double().cumsum(-1)
+        total = cumulative[:, -1:]
+        draws = torch.tensor([[samplers[row].draw()] for row in drawing], dtype=torch.float64, device=logits.device)
+        # Below the total, which the product may round to: at or above it would be the token behind the last one.
+        aims = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
+        chosen = chosen.index_copy(0, rows, torch.searchsorted(cumulative, aims, right=True).squeeze(-1))
+    return chosen.tolist()
+
+
+def _kept(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """The logits by the temperature, and -inf for tokens that are left out. Each filter is a least logit per row."""
+    scaled = logits / _column([sampling.temperature for sampling in samplings], logits)
+    rows = [row for row, sampling in enumerate(samplings) if (sampling.top_k or logits.shape[-1]) < logits.shape[-1]]
+    if rows:
+        scaled = _without(scaled, rows, _least_of_top_k(scaled[rows], [samplings[row].top_k or 1 for row in rows]))
+    rows = [row for row, sampling in enumerate(samplings) if sampling.top_p < 1]
+    if rows:
+        scaled = _without(scaled, rows, _least_of_top_p(scaled[rows], _column([samplings[row].top_p for row in rows], logits)))
+    rows = [row for row, sampling in enumerate(samplings) if sampling.min_p > 0]
+    if rows:
+        parts = _column([samplings[row].min_p for row in rows], logits)
+        scaled = _without(scaled, rows, scaled[rows].amax(-1, keepdim=True) + parts.log())
+    return scaled
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(-1)
+
+
+def _without(scaled: Tensor, rows: list[int], least: Tensor) -> Tensor:
+    index = torch.tensor(rows, device=scaled.device)
+    return scaled.index_copy(0, index, scaled[index].masked_fill(scaled[index] < least, float("-inf")))
+
+
+def _least_of_top_k(scaled: Tensor, counts: Sequence[int]) -> Tensor:
+    """fp32 ``[rows, 1]``: the k-th largest of each row."""
+    last = torch.tensor(counts, device=scaled.device).unsqueeze(-1) - 1
+    return scaled.topk(max(counts)).values.gather(-1, last)
+
+
+def _least_of_top_p(scaled: Tensor, mass: Tensor) -> Tensor:
+    """fp32 ``[rows, 1]``: the largest logit that, with all above it, has ``mass`` of the probability."""
+    total = scaled.logsumexp(-1, keepdim=True)
+    largest = scaled.topk(min(_CANDIDATES, scaled.shape[-1])).values
+    count = _count_of_mass(largest - total, mass)
+    if int(count.max()) == largest.shape[-1] < scaled.shape[-1]:
+        largest = scaled.sort(-1, descending=True).values
+        count = _count_of_mass(largest - total, mass)
+    return largest.gather(-1, count - 1)
+
+
+def _count_of_mass(logs: Tensor, mass: Tensor) -> Tensor:
+    """How many of the first probabilities (by their logarithms, in descending order) it takes for that mass; all where they have less."""
+    probabilities = logs.exp().double()
+    return (probabilities.cumsum(-1) - probabilities < mass).sum(-1, keepdim=True).clamp(min=1)

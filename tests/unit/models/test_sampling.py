@@ -1,0 +1,104 @@
+"""Choosing tokens: each filter against transformers' of the same name, and draws that depend on their own seed alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from fusible.errors import ArgumentError
+from fusible.models.generation.sampling import Sampler, Sampling, _kept, choose_tokens
+
+SEEN = [3, 5, 3, 40, 7]
+
+
+def logits(rows: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("vocabulary", [50, 3000])  # the larger one has more than the candidates of top-p
+@pytest.mark.parametrize(
+    ("sampling", "warpers"),
+    [
+        (Sampling(0.7), [TemperatureLogitsWarper(0.7)]),
+        (Sampling(top_k=7), [TopKLogitsWarper(7)]),
+        (Sampling(top_k=5000), []),
+        (Sampling(top_p=0.9), [TopPLogitsWarper(0.9)]),
+        (Sampling(top_p=0.05), [TopPLogitsWarper(0.05)]),
+        (Sampling(40.0, top_p=0.9), [TemperatureLogitsWarper(40.0), TopPLogitsWarper(0.9)]),
+        (Sampling(min_p=0.1), [MinPLogitsWarper(0.1)]),
+        (Sampling(1.4, 20, 0.8, 0.02), [TemperatureLogitsWarper(1.4), TopKLogitsWarper(20), TopPLogitsWarper(0.8), MinPLogitsWarper(0.02)]),
+    ],
+)
+def test_filters_are_those_of_transformers(sampling: Sampling, warpers: list, vocabulary: int) -> None:
+    given = logits(64, vocabulary)
+    wanted = given
+    for warper in warpers:
+        wanted = warper(torch.zeros(64, 1, dtype=torch.int64), wanted)
+    torch.testing.assert_close(_kept(given, [sampling] * 64), wanted, rtol=2**-22, atol=0)
+
+
+@pytest.mark.parametrize("penalty", [0.8, 1.3])
+def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+    given = logits(8, 50)
+    wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([SEEN] * 8), given.clone())
+    sampler = Sampler(Sampling(repetition_penalty=penalty), SEEN[:2])
+    for token in SEEN[2:]:
+        sampler.add(token)
+    torch.testing.assert_close(torch.stack([sampler.penalized(row) for row in given]), wanted, rtol=2**-22, atol=0)
+    greedy = [Sampler(Sampling(0, repetition_penalty=penalty), SEEN) for _ in given]
+    assert choose_tokens(given, greedy) == wanted.argmax(-1).tolist()
+
+
+def test_each_row_has_its_own_parameters() -> None:
+    samplings = [Sampling(0.5, 3), Sampling(top_p=0.5), Sampling(2.0, min_p=0.3), Sampling(), Sampling(1.2, 9, 0.7)]
+    given = logits(5, 200) / 3
+    alone = torch.cat([_kept(given[i : i + 1], [sampling]) for i, sampling in enumerate(samplings)])
+    torch.testing.assert_close(_kept(given, samplings), alone, rtol=2**-22, atol=0)
+    assert len(set((alone > float("-inf")).sum(-1).tolist())) == 5
+
+
+def test_draws_hang_on_the_seed_and_not_on_the_batch() -> None:
+    given = logits(1, 100) / 3
+
+    def drawn(others: int) -> list[int]:
+        samplers = [Sampler(Sampling(seed=7), [1])] + [Sampler(Sampling(0.3 * i, seed=i), [1]) for i in range(others)]
+        return [choose_tokens(given.expand(1 + others, -1), samplers)[0] for _ in range(50)]
+
+    assert drawn(0) == drawn(3) and len(set(drawn(0))) > 5
+    unseeded = [[choose_tokens(given, [sampler])[0] for _ in range(50)] for sampler in (Sampler(Sampling(), [1]), Sampler(Sampling(), [1]))]
+    assert unseeded[0] != unseeded[1]
+
+
+def test_draws_have_the_probabilities() -> None:
+    given = torch.tensor([[0.0, 5.0, float("-inf"), 4.0, 1.0]])
+    sampler, count = Sampler(Sampling(1.5, seed=0), []), 20000
+    drawn = torch.tensor(choose_tokens(given.expand(count, -1), [sampler] * count))
+    shares = torch.bincount(drawn, minlength=5) / count
+    wanted = (given[0] / 1.5).softmax(-1)
+    assert ((shares - wanted).abs() <= 5 * (wanted * (1 - wanted) / count).sqrt()).all()
+
+
+def test_the_last_number_finds_the_last_token_that_has_a_probability() -> None:
+    sampler = Sampler(Sampling(), [])
+    sampler.draw = lambda: 1 - 2.0**-53  # type: ignore[method-assign]
+    assert choose_tokens(torch.tensor([[0.0, 0.0, 0.0, float("-inf")]]), [sampler]) == [2]
+    sampler.draw = lambda: 0.0  # type: ignore[method-assign]
+    assert choose_tokens(torch.tensor([[float("-inf"), 0.0, 0.0]]), [sampler]) == [1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 1.1}, {"min_p": -0.1}, {"repetition_penalty": 0}],
+)
+def test_wrong_parameters_are_one_sentence(wrong: dict) -> None:
+    (name,) = wrong
+    with pytest.raises(ArgumentError, match=f"^{name}: expected .*, got .*; .*") as caught:
+        Sampling(**wrong)
+    assert caught.value.argument == name
