@@ -1,0 +1,13 @@
+"""Families of models, a file each: what a configuration of theirs makes a model of, and the names of its parameters."""
+
+from __future__ import annotations
+
+from fusible.models.families import gemma as _gemma
+from fusible.models.families import gpt2 as _gpt2
+from fusible.models.families import llama as _llama
+from fusible.models.families import mixtral as _mixtral
+from fusible.models.families import phi as _phi
+from fusible.models.families.config import Config
+from fusible.models.families.registry import FAMILIES, blueprint_of, family
+
+__all__ = ["FAMILIES", "Config", "blueprint_of", "family"]

@@ -1,0 +1,84 @@
+"""A checkpoint's ``config.json``, whose entries are asked for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusible.errors import CheckpointError, expected
+
+__all__ = ["Config"]
+
+
+class Config:
+    """Entries of a configuration. What is missing, and what is of a kind that a model cannot be made of, raises ``CheckpointError``."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self.entries = entries
+
+    @property
+    def model_type(self) -> str:
+        return self.text("model_type")
+
+    def has(self, name: str) -> bool:
+        """Whether there is an entry other than null."""
+        return self.entries.get(name) is not None
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """An integer of at least 1."""
+        value = self._entry(name, default)
+        if type(value) is not int or value < 1:
+            raise CheckpointError(expected("an integer of at least 1", of=self._of(name), got=repr(value), do="give the model's"))
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._entry(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(expected("a number", of=self._of(name), got=repr(value), do="give the model's"))
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._entry(name, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(expected("true or false", of=self._of(name), got=repr(value), do="give one of the two"))
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._entry(name, default)
+        if not isinstance(value, str):
+            raise CheckpointError(expected("a text", of=self._of(name), got=repr(value), do="give the model's"))
+        return value
+
+    def names(self, name: str) -> list[str] | None:
+        """A list of texts, or None where there is none."""
+        value = self.entries.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise CheckpointError(expected("a list of texts", of=self._of(name), got=repr(value), do="give one of each layer"))
+        return value
+
+    def part(self, name: str) -> Config | None:
+        """The entries under a name, or None where there are none."""
+        value = self.entries.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise CheckpointError(expected("entries by name", of=self._of(name), got=repr(value), do="give the model's"))
+        return None if value is None else Config(value)
+
+    def refuse(self, name: str, supported: str) -> CheckpointError:
+        """The error of an entry whose value this family's models are not made with."""
+        return CheckpointError(expected(supported, of=self._of(name), got=repr(self.entries.get(name)), do="convert the model by fusible.convert"))
+
+    def require(self, **values: Any) -> None:
+        """Raise where an entry is there and is another than the one given, which is the only one that models are made with."""
+        for name, value in values.items():
+            if name in self.entries and self.entries[name] != value:
+                raise self.refuse(name, repr(value))
+
+    def _entry(self, name: str, default: Any) -> Any:
+        value = self.entries.get(name)
+        if value is None and default is None:
+            raise CheckpointError(expected("an entry", of=self._of(name), got="none", do="give the model's"))
+        return default if value is None else value
+
+    def _of(self, name: str) -> str:
+        kind = self.entries.get("model_type")
+        return f"{name} of config.json" + (f" of a {kind} model" if isinstance(kind, str) else "")

@@ -1,0 +1,97 @@
+"""Rotary positions as configurations say them: bases, partial heads, and contexts that are longer than those of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fusible.models.families.config import Config
+
+__all__ = ["rotary_options"]
+
+
+def rotary_options(config: Config, head_width: int, layer_type: str | None = None) -> dict[str, Any]:
+    """The options of ``pytorch.DotProductAttention`` that say how a layer's heads are rotated, and its scale where that depends on it.
+
+    ``rope_parameters``, of the model or of each ``layer_type``; in older files ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor``.
+    """
+    given = config.part("rope_parameters")
+    if given is not None and layer_type is not None and isinstance(given.entries.get(layer_type), dict):
+        given = given.part(layer_type)
+    scaling = given if given is not None else config.part("rope_scaling")
+    base = (given if given is not None and given.has("rope_theta") else config).number("rope_theta", 10000.0)
+    share = (given if given is not None and given.has("partial_rotary_factor") else config).number("partial_rotary_factor", 1.0)
+    width = int(head_width * share)
+    kind = "default" if scaling is None else scaling.text("rope_type", scaling.text("type", "default"))
+    if kind not in _FACTORS:
+        raise config.refuse("rope_parameters" if given is not None else "rope_scaling", f"rope_type {', '.join(_FACTORS)}")
+    options: dict[str, Any] = {"rope_base": base}
+    if width != head_width:
+        options["rope_width"] = width
+    if scaling is not None and kind != "default":
+        factors, attention = _FACTORS[kind](scaling, base, width, config)
+        options["rope_factors"] = factors
+        if attention != 1.0:  # cosines and sines are multiplied by it: the products of q and k by its square, where all columns are rotated
+            if width != head_width:
+                raise config.refuse("partial_rotary_factor", f"1 with rope_type {kind}")
+            options["scale"] = attention**2 * head_width**-0.5
+    return options
+
+
+_Factors = tuple[tuple[float, ...], float]
+
+
+def _none(scaling: Config, base: float, width: int, config: Config) -> _Factors:
+    return (), 1.0
+
+
+def _linear(scaling: Config, base: float, width: int, config: Config) -> _Factors:
+    """Positions are divided by ``factor`` (Chen et al. 2023, arXiv:2306.15595)."""
+    return (1 / scaling.number("factor"),) * (width // 2), 1.0
+
+
+def _llama3(scaling: Config, base: float, width: int, config: Config) -> _Factors:
+    """Long waves are slower by ``factor``, short ones as they were, those between interpolated (Llama 3.1, arXiv:2407.21783)."""
+    factor, trained = scaling.number("factor"), scaling.number("original_max_position_embeddings")
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    factors = []
+    for pair in range(width // 2):
+        turns = trained * base ** (-2 * pair / width) / (2 * math.pi)  # in a training context
+        share = min(max((turns - low) / (high - low), 0.0), 1.0)
+        factors.append((1 - share) / factor + share)
+    return tuple(factors), 1.0
+
+
+def _yarn(scaling: Config, base: float, width: int, config: Config) -> _Factors:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): slower by ``factor`` where a wave turns fewer than ``beta_slow`` times in a training context, as it was
+    where more than ``beta_fast``, on a ramp over the pairs between."""
+    trained = scaling.number("original_max_position_embeddings")
+    factor = scaling.number("factor", config.size("max_position_embeddings") / trained)
+
+    def pair_of(turns: float) -> float:
+        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = pair_of(scaling.number("beta_fast", 32.0)), pair_of(scaling.number("beta_slow", 1.0))
+    if scaling.flag("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    ramp = [min(max((pair - first) / max(last - first, 0.001), 0.0), 1.0) for pair in range(width // 2)]
+    return tuple(share / factor + 1 - share for share in ramp), _yarn_attention(scaling, factor)
+
+
+def _yarn_attention(scaling: Config, factor: float) -> float:
+    """By what cosines and sines are multiplied: ``1 + 0.1 ln factor``, unless the file says otherwise."""
+
+    def of(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
+
+    if scaling.has("attention_factor"):
+        return scaling.number("attention_factor")
+    if scaling.number("mscale", 0.0) and scaling.number("mscale_all_dim", 0.0):
+        return of(scaling.number("mscale")) / of(scaling.number("mscale_all_dim"))
+    return of(1.0)
+
+
+_FACTORS: dict[str, Callable[[Config, float, int, Config], _Factors]] = {"default": _none, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+"""By ``rope_type``: the factor of each pair's frequency, and of cosines and sines."""

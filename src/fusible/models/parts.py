@@ -1,0 +1,216 @@
+"""What a family says of its models: the parts of a block in order, each with the names that a checkpoint has for its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fusible import pytorch
+from fusible.models.parallel_residual import ParallelResidual
+
+__all__ = ["Activation", "Attention", "Blueprint", "Experts", "HeadNorm", "Norm", "Parallel", "Part", "Product", "Residual", "Weights"]
+
+
+class Weights(Protocol):
+    """Where parts take their parameters from."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def matrix(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> torch.Tensor:
+        """The matrices ``names`` of ``shapes [rows, columns]``, one on top of the other; ``transposed``: the checkpoint has ``[columns, rows]``."""
+        ...
+
+    def vector(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
+        """The vectors ``names``, one behind the other."""
+        ...
+
+    def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
+        """``[len(names), rows, columns]``: for each of ``names`` its matrices of ``shape``, one on top of the other."""
+        ...
+
+    def held(self, module: nn.Module) -> nn.Module:
+        """``module`` with its weights as the model holds them: as they are, or in the number format of a recipe."""
+        ...
+
+
+class Part(Protocol):
+    """A part of a block: makes its module from a checkpoint's parameters."""
+
+    def made(self, weights: Weights) -> nn.Module: ...
+
+
+def _given(tensor: torch.Tensor) -> Any:
+    """An initializer that gives ``tensor`` in the place of the one it is asked to fill."""
+    return lambda _: tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """``kind``: ``RMSNorm``, whose weight is ``name.weight``, or ``LayerNorm``, which also has ``name.bias``. ``zero_centered``: 1 is added to the
+    weight."""
+
+    name: str
+    features: int
+    eps: float
+    kind: type[nn.Module] = pytorch.RMSNorm
+    zero_centered: bool = False
+
+    def made(self, weights: Weights) -> nn.Module:
+        module = self.kind(self.features, eps=self.eps, zero_centered_gamma=self.zero_centered, param_dtype=weights.dtype)
+        for name, parameter in module.named_parameters():
+            parameter.data.copy_(weights.vector([f"{self.name}.{name}"], [self.features]))
+        return module
+
+
+@dataclass(frozen=True)
+class Product:
+    """``x @ weight.T``, and a ``bias``: the layers ``names`` of ``rows`` outputs each as one, of ``columns`` inputs.
+
+    ``transposed``: the checkpoint has the weight as ``[columns, rows]``. ``high_precision``: no recipe quantizes it.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    bias: bool = False
+    transposed: bool = False
+    high_precision: bool = False
+
+    def made(self, weights: Weights) -> nn.Module:
+        shapes = [(rows, self.columns) for rows in self.rows]
+        matrix = weights.matrix([f"{name}.weight" for name in self.names], shapes, self.transposed)
+        bias = weights.vector([f"{name}.bias" for name in self.names], self.rows) if self.bias else None
+        return self.of(matrix, bias, weights)
+
+    def of(self, matrix: torch.Tensor, bias: torch.Tensor | None, weights: Weights) -> nn.Module:
+        """The layer with these parameters."""
+        linear = pytorch.Linear(
+            self.columns,
+            sum(self.rows),
+            bias is not None,
+            param_dtype=weights.dtype,
+            weight_init_method=_given(matrix),
+            bias_init_method=None if bias is None else _given(bias),
+            high_precision=self.high_precision,
+        )
+        return linear if self.high_precision else weights.held(linear)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal attention of q, k and v side by side; ``options``: those of ``pytorch.DotProductAttention``."""
+
+    heads: int
+    groups: int
+    head_width: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def made(self, weights: Weights) -> nn.Module:
+        return pytorch.DotProductAttention(self.heads, self.head_width, groups=self.groups, **self.options)
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """RMS normalization of each head of q, by the weight ``q_name``, and of k."""
+
+    q_name: str
+    k_name: str
+    heads: int
+    groups: int
+    head_width: int
+    eps: float
+    zero_centered: bool = False
+
+    def made(self, weights: Weights) -> nn.Module:
+        options = {"groups": self.groups, "eps": self.eps, "zero_centered_gamma": self.zero_centered, "param_dtype": weights.dtype}
+        module = pytorch.QKNorm(self.heads, self.head_width, **options)
+        for parameter, name in ((module.q_weight, self.q_name), (module.k_weight, self.k_name)):
+            parameter.data.copy_(weights.vector([f"{name}.weight"], [self.head_width]))
+        return module
+
+
+@dataclass(frozen=True)
+class Activation:
+    """``kind``: one of Fusible's activations; a gate takes what it is applied to, and then the factor."""
+
+    kind: type[nn.Module]
+
+    def made(self, weights: Weights) -> nn.Module:
+        return self.kind()
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of ``count`` experts, of which a token takes ``top_k``, weighted by the softmax of their logits alone.
+
+    ``up`` and ``down``: the names of the matrices that enter and leave an expert, with ``{}`` for its number; several of ``up`` are read as one.
+    """
+
+    router: str
+    up: tuple[str, ...]
+    down: str
+    features: int
+    inner: int
+    count: int
+    top_k: int
+    activation: str
+
+    def made(self, weights: Weights) -> nn.Module:
+        options = {"activation": self.activation, "param_dtype": weights.dtype, "device": "meta"}
+        module = pytorch.MixtureOfExperts(self.features, self.inner, self.count, self.top_k, **options)
+        numbers = range(self.count)
+        tensors = {
+            "router_weight": weights.matrix([f"{self.router}.weight"], [(self.count, self.features)]),
+            "up_weight": weights.stack([[f"{name.format(i)}.weight" for name in self.up] for i in numbers], (self.inner, self.features)),
+            "down_weight": weights.stack([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
+        }
+        module.load_state_dict(tensors, assign=True)
+        return module
+
+
+@dataclass(frozen=True)
+class Residual:
+    """``x + parts(x)``."""
+
+    parts: tuple[Part, ...]
+
+    def made(self, weights: Weights) -> nn.Module:
+        return pytorch.Residual(*(part.made(weights) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """``x + sum of branch(norm(x))``."""
+
+    norm: Part
+    branches: tuple[tuple[Part, ...], ...]
+
+    def made(self, weights: Weights) -> nn.Module:
+        branches = [pytorch.Sequential(*(part.made(weights) for part in branch)) for branch in self.branches]
+        return ParallelResidual(self.norm.made(weights), *branches)
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A causal language model.
+
+    ``embedding``: the name of the table ``[vocabulary, hidden]``, whose rows are multiplied by ``embedding_scale``; ``positions``: that of learned
+    positions ``[context, hidden]``, which are added. ``body``: the blocks and the last norm. ``head``: the product that gives logits; with ``tied``,
+    by the embedding's table. ``soft_cap``: logits are ``soft_cap * tanh(logit / soft_cap)``.
+    """
+
+    vocabulary: int
+    context: int
+    hidden: int
+    embedding: str
+    body: tuple[Part, ...]
+    head: Product
+    tied: bool = False
+    embedding_scale: float = 1.0
+    positions: str | None = None
+    soft_cap: float | None = None
