@@ -1,15 +1,18 @@
-"""Reads files that are not trusted: regular files only, and no more bytes than allowed."""
+"""Reads and maps files that are not trusted: regular files only, and no more bytes than allowed."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import FileIO
 
 from fusible.errors import CheckpointError, FusibleError, MissingFileError, expected
 from fusible.machine import available_memory
 
-__all__ = ["read_file"]
+__all__ = ["map_file", "read_file"]
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -37,6 +40,39 @@ def read_file(
     Nothing is waited for, and no memory is taken before the size is known. ``of`` is what the sentence calls the file, ``do`` what it advises.
     """
     name = of or os.fspath(path)
+    with _opened(path, name, do, error, missing) as (file, found):
+        _check_size(found.st_size, limit, name, do, error)
+        content = _read(file, found.st_size)
+    if len(content) != found.st_size:
+        raise error(expected(f"{found.st_size} bytes", of=name, got="a file that changes while it is read", do="wait until it is written"))
+    return content
+
+
+def map_file(
+    path: str | os.PathLike[str],
+    *,
+    of: str | None = None,
+    do: str = "use an intact checkpoint",
+    error: type[FusibleError] = CheckpointError,
+    missing: type[FusibleError] = MissingFileError,
+) -> mmap.mmap:
+    """The regular file ``path`` as memory that is read when it is looked at. Who writes to it changes his own copy of a page, and not the file.
+
+    Raises like ``read_file``, and ``error`` for an empty file, which no memory stands for. A file that is cut short while it is mapped ends the
+    process that looks behind its end (SIGBUS): replace files, as ``replace_file`` does, and do not shorten them.
+    """
+    name = of or os.fspath(path)
+    with _opened(path, name, do, error, missing) as (file, found):
+        if found.st_size == 0:
+            raise error(expected("a file with content", of=name, got="0 bytes", do=do))
+        return mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_COPY)
+
+
+@contextmanager
+def _opened(
+    path: str | os.PathLike[str], name: str, do: str, error: type[FusibleError], missing: type[FusibleError]
+) -> Iterator[tuple[FileIO, os.stat_result]]:
+    """A regular file, open, and what the system says of it; errors of the system as ``error``, or ``missing`` where there is none."""
     try:
         # Opening some devices has side effects, so only a regular file is opened. It is checked again, as the path may name another file by then.
         _check_kind(os.stat(path).st_mode, name, do, error)
@@ -44,17 +80,13 @@ def read_file(
         with open(descriptor, "rb", buffering=0) as file:
             found = os.fstat(descriptor)
             _check_kind(found.st_mode, name, do, error)
-            _check_size(found.st_size, limit, name, do, error)
-            content = _read(file, found.st_size)
+            yield file, found
     except FusibleError:
         raise
     except (OSError, ValueError) as problem:  # a name with a null character is a ValueError
         kind = missing if isinstance(problem, FileNotFoundError) else error
         got = getattr(problem, "strerror", None) or str(problem)
         raise kind(expected("a file that can be read", of=name, got=got, do=do)) from None
-    if len(content) != found.st_size:
-        raise error(expected(f"{found.st_size} bytes", of=name, got="a file that changes while it is read", do="wait until it is written"))
-    return content
 
 
 def _read(file: FileIO, size: int) -> bytes:

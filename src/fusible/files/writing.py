@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["Replacement", "locate", "make_folder", "refused", "replace_file", "replace_files"]
+__all__ = ["NewFolder", "Replacement", "locate", "make_folder", "put", "refused", "replace_file", "replace_files"]
 
 _SAVING, _SAVED = ".saving", ".saved"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -85,6 +85,93 @@ class Replacement:
     def abandon(self) -> None:
         """Remove what has been written, unless it is complete."""
         shutil.rmtree(self.saving, ignore_errors=True)
+
+
+class NewFolder:
+    """A folder that is there whole or not at all: its files are written into one beside it, however large, and ``complete`` renames that.
+
+    As a context manager it is completed where the block ends, and abandoned where an exception leaves it. Nothing is replaced: raises ``FileError``
+    where ``folder`` exists, unless it is empty, and where the system refuses. What a process that was killed had written beside ``folder`` is removed
+    by the next one that writes it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(os.path.abspath(folder))
+        self.beside = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.saving")
+        with _telling(self.folder.parent, self.folder.name):
+            self._check_vacant()
+        make_folder(self.folder.parent)
+        with _telling(self.folder.parent, self.folder.name):
+            self._sweep()
+            self.beside.mkdir()
+            self._lock = _locked(self.beside)
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[RawIOBase]:
+        """A new file of the folder, to be written to. It is flushed to the disk where the block ends."""
+        with _telling(self.folder, name), open(self.beside / name, "xb", buffering=0) as stream:
+            yield stream
+            os.fsync(stream.fileno())
+
+    def write(self, name: str, content: bytes | memoryview) -> None:
+        """A new file of the folder."""
+        with self.file(name) as stream:
+            put(stream, content)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file that was written another name."""
+        with _telling(self.folder, new):
+            os.rename(self.beside / old, self.beside / new)
+
+    def complete(self) -> None:
+        """Flush the folder to the disk and give it its name."""
+        with _telling(self.folder.parent, self.folder.name):
+            self._check_vacant()
+            _flush(self.beside)
+            os.rename(self.beside, self.folder)
+            _flush(self.folder.parent)
+        self._unlock()
+
+    def abandon(self) -> None:
+        """Remove what has been written, unless it is complete."""
+        shutil.rmtree(self.beside, ignore_errors=True)
+        self._unlock()
+
+    def __enter__(self) -> NewFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None:
+                self.complete()
+        finally:
+            self.abandon()
+
+    def _check_vacant(self) -> None:
+        if os.path.lexists(self.folder) and (not self.folder.is_dir() or self.folder.is_symlink() or any(self.folder.iterdir())):
+            got = "a folder with files in it" if self.folder.is_dir() else "a file"
+            raise FileError(expected("a new folder", of=str(self.folder), got=got, do="name another, or remove it first"))
+
+    def _sweep(self) -> None:
+        if fcntl is None:
+            return
+        for left in self.folder.parent.glob(f".{glob.escape(self.folder.name)}.*.saving"):
+            lock = _locked(left)
+            if lock is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def put(stream: RawIOBase, content: bytes | memoryview) -> None:
+    """Write all of ``content``, however many calls of the system that takes."""
+    left = memoryview(content)
+    while left:
+        left = left[stream.write(left) or 0 :]
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -176,10 +263,24 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _write_all(file: RawIOBase, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[file.write(left) or 0 :]
+    put(file, content)
     os.fsync(file.fileno())
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor of ``folder`` that is locked while it is open; None where another process has it, and where folders cannot be locked."""
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _flush(folder: Path) -> None:
