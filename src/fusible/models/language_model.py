@@ -59,8 +59,8 @@ class LanguageModel(nn.Module):
     def next_logits(self, tokens: torch.Tensor, seq_lens: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """fp32 ``[sequences, vocabulary]``: the logits of the token after the last one of each sequence.
 
-        ``tokens``: int64 ``[n]``, those of the sequences one after another, ``seq_lens`` int32 ``[sequences]`` of each; the row of a sequence that has
-        none now says nothing. They follow what ``cache`` has counted in. Raises ``ArgumentError`` for no tokens at all.
+        ``tokens``: int64 ``[n]``, those of the sequences one after another, ``seq_lens`` int32 ``[sequences]`` of each; the row of a sequence that
+        has none now says nothing. They follow what ``cache`` has counted in. Raises ``ArgumentError`` for no tokens at all.
         """
         if not tokens.numel():
             raise ArgumentError(expected("at least one token", of="next_logits", got="none", do="call it when a sequence goes on"))

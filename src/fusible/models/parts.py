@@ -11,6 +11,7 @@ from torch import nn
 
 from fusible import pytorch
 from fusible.models.parallel_residual import ParallelResidual
+from fusible.models.side_by_side import SideBySide
 
 __all__ = ["Activation", "Attention", "Blueprint", "Experts", "HeadNorm", "Norm", "Parallel", "Part", "Product", "Residual", "Weights"]
 
@@ -21,8 +22,15 @@ class Weights(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def matrix(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> torch.Tensor:
-        """The matrices ``names`` of ``shapes [rows, columns]``, one on top of the other; ``transposed``: the checkpoint has ``[columns, rows]``."""
+    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        """The matrix of a name, ``[rows, columns]``; of one that is quantized the values."""
+        ...
+
+    def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
+        """The matrices of ``names``, quantized ones as they are: as one, on top of one another, or each by itself where none has the values of all.
+
+        ``transposed``: the checkpoint has ``[columns, rows]``.
+        """
         ...
 
     def vector(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
@@ -30,7 +38,7 @@ class Weights(Protocol):
         ...
 
     def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
-        """``[len(names), rows, columns]``: for each of ``names`` its matrices of ``shape``, one on top of the other."""
+        """``[len(names), rows, columns]``: for each of ``names`` its matrices of ``shape``, one on top of the other; of quantized ones the values."""
         ...
 
     def held(self, module: nn.Module) -> nn.Module:
@@ -83,15 +91,18 @@ class Product:
 
     def made(self, weights: Weights) -> nn.Module:
         shapes = [(rows, self.columns) for rows in self.rows]
-        matrix = weights.matrix([f"{name}.weight" for name in self.names], shapes, self.transposed)
+        matrices = weights.weights([f"{name}.weight" for name in self.names], shapes, self.transposed)
         bias = weights.vector([f"{name}.bias" for name in self.names], self.rows) if self.bias else None
-        return self.of(matrix, bias, weights)
+        if len(matrices) == 1:
+            return self.of(matrices[0], bias, weights)
+        biases = [None] * len(matrices) if bias is None else bias.split(list(self.rows))
+        return SideBySide(*(self.of(matrix, of_it, weights) for matrix, of_it in zip(matrices, biases, strict=True)))
 
     def of(self, matrix: torch.Tensor, bias: torch.Tensor | None, weights: Weights) -> nn.Module:
         """The layer with these parameters."""
         linear = pytorch.Linear(
             self.columns,
-            sum(self.rows),
+            matrix.shape[0],
             bias is not None,
             param_dtype=weights.dtype,
             weight_init_method=_given(matrix),
@@ -165,7 +176,7 @@ class Experts:
         module = pytorch.MixtureOfExperts(self.features, self.inner, self.count, self.top_k, **options)
         numbers = range(self.count)
         tensors = {
-            "router_weight": weights.matrix([f"{self.router}.weight"], [(self.count, self.features)]),
+            "router_weight": weights.matrix(f"{self.router}.weight", (self.count, self.features)),
             "up_weight": weights.stack([[f"{name.format(i)}.weight" for name in self.up] for i in numbers], (self.inner, self.features)),
             "down_weight": weights.stack([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
         }

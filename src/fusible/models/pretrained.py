@@ -11,9 +11,11 @@ from torch import nn
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.models.checkpoints import Checkpoint, open_checkpoint
 from fusible.models.families import Config, blueprint_of
+from fusible.models.joining import joined_rows
 from fusible.models.language_model import LanguageModel
 from fusible.models.parts import Blueprint
 from fusible.pytorch import Recipe, Sequential, quantize_parameters
+from fusible.quantized import QuantizedTensor
 
 __all__ = ["from_pretrained"]
 
@@ -31,8 +33,9 @@ def from_pretrained(
     """The causal language model of ``directory``, which has a ``config.json`` and weights in safetensors.
 
     ``dtype``: of activations, and of parameters that are not quantized; None for the checkpoint's. ``recipe``: the weights of the blocks' products
-    are held as its number format alone, and activations stay in ``dtype``; the head, norms and routers stay as they are. ``trainable``: parameters
-    stay in ``dtype``, get gradients, and the model computes under ``recipe``.
+    are held as its number format alone, and activations stay in ``dtype``; the head, norms, routers and experts stay as they are. Weights that the
+    checkpoint has quantized stay what they are, but for those of experts, which become ``dtype``. ``trainable``: parameters are of ``dtype``, get
+    gradients, and the model computes under ``recipe``.
 
     Raises ``CheckpointError`` for a family that is not known, for entries of the configuration that it is not made with, and for parameters that are
     missing or of other shapes; ``FileError`` for what cannot be read.
@@ -62,11 +65,11 @@ class _Source:
 
     def model(self, blueprint: Blueprint, computing: Recipe | None) -> LanguageModel:
         """The model of a blueprint."""
-        table = self.matrix([blueprint.embedding], [(blueprint.vocabulary, blueprint.hidden)])
+        table = self.matrix(blueprint.embedding, (blueprint.vocabulary, blueprint.hidden))
         embedding = nn.Embedding.from_pretrained(table, freeze=not self._trainable)
         positions = None
         if blueprint.positions is not None:
-            places = self.matrix([blueprint.positions], [(blueprint.context, blueprint.hidden)])
+            places = self.matrix(blueprint.positions, (blueprint.context, blueprint.hidden))
             positions = nn.Embedding.from_pretrained(places, freeze=not self._trainable)
         body = Sequential(*(part.made(self) for part in blueprint.body))
         head = blueprint.head
@@ -78,29 +81,45 @@ class _Source:
         model.requires_grad_(self._trainable)
         return model.train(self._trainable)
 
-    def matrix(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> torch.Tensor:
+    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        return self._as_asked(self._plain(name, shape))
+
+    def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
         parts = [self._tensor(name, shape[::-1] if transposed else shape) for name, shape in zip(names, shapes, strict=True)]
+        if transposed or self._trainable:
+            parts = [self._values(part) for part in parts]
         parts = [part.T for part in parts] if transposed else parts
-        return self._as_asked(torch.cat(parts) if len(parts) > 1 else parts[0].contiguous())
+        joined = joined_rows(parts)
+        return [self._as_asked(part) for part in (parts if joined is None else [joined])]
 
     def vector(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
-        return self._as_asked(torch.cat([self._tensor(name, (size,)) for name, size in zip(names, sizes, strict=True)]))
+        return self._as_asked(torch.cat([self._plain(name, (size,)) for name, size in zip(names, sizes, strict=True)]))
 
     def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
         made = torch.empty(len(names), len(names[0]) * shape[0], shape[1], dtype=self.dtype, device=self._device)
         for expert, of_expert in zip(made, names, strict=True):
             for place, name in zip(expert.split(shape[0]), of_expert, strict=True):
-                place.copy_(self._tensor(name, shape))
+                place.copy_(self._plain(name, shape))
         return made
 
     def held(self, module: nn.Module) -> nn.Module:
-        return module if self._recipe is None else quantize_parameters(module, recipe=self._recipe)
+        quantized = any(isinstance(parameter, QuantizedTensor) for parameter in module.parameters())
+        return module if self._recipe is None or quantized else quantize_parameters(module, recipe=self._recipe)
 
     def _as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
-        asked = tensor.to(self._device, self.dtype)
+        if isinstance(tensor, QuantizedTensor):
+            return tensor.to(self._device)
+        asked = tensor.to(self._device, self.dtype).contiguous()
         return asked.clone() if self._trainable and asked is tensor else asked  # what lies in the file is not written to
 
+    def _values(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.dequantize(dtype=self.dtype) if isinstance(tensor, QuantizedTensor) else tensor
+
+    def _plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._values(self._tensor(name, shape))
+
     def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A parameter as the checkpoint has it. Raises ``CheckpointError`` for one that is missing, and for another shape."""
         if name not in self._names:
             raise CheckpointError(expected(f"a parameter {name}", of="the checkpoint", got="none", do="save the model whole"))
         got = tuple(self._checkpoint.shape(name))

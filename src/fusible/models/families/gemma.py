@@ -35,7 +35,8 @@ def gemma3(config: Config) -> Blueprint:
 
 
 def _normed_behind(config: Config, *, normed: bool) -> Blueprint:
-    config.require(use_bidirectional_attention=config.entries.get("use_bidirectional_attention") or None)
+    if config.flag("use_bidirectional_attention"):
+        raise config.refuse("use_bidirectional_attention", "false")
     of, blocks = Decoder(config, zero_centered=True), list[Part]()
     bias = config.flag("attention_bias")
     options = {"scale": config.number("query_pre_attn_scalar", 256.0) ** -0.5}

@@ -64,8 +64,8 @@ def _llama3(scaling: Config, base: float, width: int, config: Config) -> _Factor
 
 
 def _yarn(scaling: Config, base: float, width: int, config: Config) -> _Factors:
-    """YaRN (Peng et al. 2023, arXiv:2309.00071): slower by ``factor`` where a wave turns fewer than ``beta_slow`` times in a training context, as it was
-    where more than ``beta_fast``, on a ramp over the pairs between."""
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): slower by ``factor`` where a wave turns fewer than ``beta_slow`` times in a training context, as
+    it was where more than ``beta_fast``, on a ramp over the pairs between."""
     trained = scaling.number("original_max_position_embeddings")
     factor = scaling.number("factor", config.size("max_position_embeddings") / trained)
 

@@ -1,0 +1,3 @@
+"""``fusible evaluate``: what each number format costs a model."""
+
+from __future__ import annotations

@@ -1,0 +1,93 @@
+"""The job of ``fusible evaluate``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from fusible.cli.console import make_console, make_table
+from fusible.cli.evaluation.plot import draw_qualities
+from fusible.cli.lists import check_names, names_in
+from fusible.errors import ArgumentError, expected
+from fusible.files import read_file, replace_files
+from fusible.models.evaluation import Quality, evaluate, token_windows
+from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.pretrained import from_pretrained
+from fusible.models.text import Tokenizer
+
+__all__ = ["as_markdown", "evaluate_formats"]
+
+_FILES = "quality.json", "quality.md", "quality.png"
+
+
+def evaluate_formats(given: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    names = names_in(given.formats, "--formats")
+    check_names(names, HELD_FORMATS, "--formats")
+    for option, value in (("--window", given.window), ("--tokens", given.tokens)):
+        if value < 1:
+            raise ArgumentError(expected("at least 1", of=option, got=value, do="give a larger number"))
+    if given.out is not None:
+        check_free(Path(given.out), given.overwrite)
+    tokenizer = Tokenizer.from_folder(given.folder)
+    text = torch.tensor(tokenizer.encode(_text(Path(given.text)))[: given.tokens + 1])
+    windows = token_windows(text, given.window)
+    reference = from_pretrained(given.folder, dtype=torch.bfloat16)
+    if given.window > reference.context:
+        wanted = f"at most {reference.context}, the context of the model"
+        raise ArgumentError(expected(wanted, of="--window", got=given.window, do="give a smaller one"))
+    found: dict[str, Quality] = {}
+    for name in names:
+        recipe = HELD_FORMATS[name]
+        model = reference if recipe is None else from_pretrained(given.folder, recipe, dtype=torch.bfloat16)
+        found[name] = evaluate(model, reference, windows)
+    show(found, f"{Path(given.folder).name}: {windows[:, 1:].numel():,} tokens in windows of {given.window}")
+    if given.out is not None:
+        made = {name: asdict(quality) for name, quality in found.items()}
+        contents = json.dumps(made, indent=1).encode(), as_markdown(found).encode(), draw_qualities(found)
+        replace_files(Path(given.out), dict(zip(_FILES, contents, strict=True)))
+    return 0
+
+
+def check_free(out: Path, overwrite: bool) -> None:
+    """Raise ``ArgumentError`` where a table is there that nobody said may be replaced."""
+    there = [name for name in _FILES if (out / name).exists()]
+    if there and not overwrite:
+        do = "name another directory, or write over it by --overwrite"
+        raise ArgumentError(expected("a directory without a table", of="--out", got=str(out / there[0]), do=do))
+
+
+def _text(path: Path) -> str:
+    content = read_file(path)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ArgumentError(expected("a text in UTF-8", of="--text", got=f"{path}, whose byte {error.start} is none", do="convert it")) from None
+
+
+_COLUMNS = "format", "perplexity", "KL, nats", "same token", "weights, MB", "tokens/s"
+
+
+def _cells(name: str, quality: Quality) -> tuple[str, ...]:
+    agreement, size = f"{100 * quality.agreement:.2f} %", f"{quality.nbytes / 1e6:,.1f}"
+    return name, f"{quality.perplexity:.4f}", f"{quality.divergence:.2e}", agreement, size, f"{quality.tokens_per_second:.1f}"
+
+
+def show(found: Mapping[str, Quality], title: str) -> None:
+    """Print the table."""
+    first, *others = _COLUMNS
+    table = make_table(first, *(f">{name}" for name in others), title=title)
+    for name, quality in found.items():
+        table.add_row(*_cells(name, quality))
+    make_console().print(table)
+
+
+def as_markdown(found: Mapping[str, Quality]) -> str:
+    """The table as a page has it."""
+    rows = [_COLUMNS, ("---", *["---:"] * (len(_COLUMNS) - 1)), *(_cells(name, quality) for name, quality in found.items())]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
