@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from fusible.facade import public_names as _public_names
+from fusible.models.convert import conversion_report, convert
 
 __all__ = _public_names(globals())

@@ -93,10 +93,11 @@ def traced_call(
     extra: Sequence[torch.Tensor] = (),
     seq_lens: torch.Tensor | None = None,
     cache: KVCache | None = None,
+    context: str | None = None,
 ) -> Sequence[torch.Tensor]:
     """Call the ``part``-th pipeline of ``module`` on ``x``: y, and the side values that the caller gets. ``holders``: for each of its ops the module
-    that holds its parameters, and their names there. For the compiler to trace: what is read here is what the compiled program depends on. Raises
-    ``ArgumentError`` for a cache."""
+    that holds its parameters, and their names there. ``context``: the key of an ``autocast``, if not of the one in force. For the compiler to trace:
+    what is read here is what the compiled program depends on. Raises ``ArgumentError`` for a cache."""
     if cache is not None:
         raise ArgumentError(expected("no cache", of="a call that torch.compile traces", got="a KVCache", do="call the model as it is"))
     x = activation_of(x)
@@ -108,7 +109,7 @@ def traced_call(
         wanted = []
     name = _begin(module._handle, part, [holder._changes for holder, _ in holders])  # pyright: ignore[reportArgumentType]
     seed = torch.ops.fusible.pipeline_seed(name, device=torch.device("cpu")).to(x.device) if _draws_seed(name, training) else None
-    outputs = torch.ops.fusible.pipeline_forward(x, args, extra, seq_lens, seed, name, current_autocast().key, wanted)
+    outputs = torch.ops.fusible.pipeline_forward(x, args, extra, seq_lens, seed, name, context or current_autocast().key, wanted)
     return outputs[:-1] if wanted else outputs
 
 

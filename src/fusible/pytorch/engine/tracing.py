@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch.engine.autocast import current_autocast
+from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.engine.compiled import breaks_graph, traced_call
 
@@ -17,12 +17,12 @@ __all__ = ["TracedRun"]
 
 class TracedRun(ChainPart):
     """Modules whose ops are the ``part``-th pipeline of ``owner``, as what a compiler traces calls it: ``traced_call``, or as it is where that breaks
-    the graph (``breaks_graph``)."""
+    the graph (``breaks_graph``). ``outside``: what it follows outside of every ``autocast``."""
 
     clears_padding = True
 
-    def __init__(self, owner: Any, part: int, modules: Sequence[Any]) -> None:
-        self._owner, self._part, self._modules = owner, part, modules
+    def __init__(self, owner: Any, part: int, modules: Sequence[Any], outside: autocast | None = None) -> None:
+        self._owner, self._part, self._modules, self._outside = owner, part, modules, outside
 
     @property
     def public_extra_inputs(self) -> int:
@@ -33,9 +33,11 @@ class TracedRun(ChainPart):
         if call.keywords:
             do = "leave them out, or the operation out of the compiled part"
             raise ArgumentError(expected("no keyword arguments of operations", of="a call that torch.compile traces", got="some", do=do))
-        if breaks_graph(self._owner._handle, self._part, current_autocast().key):
+        context = current_autocast()
+        key = (self._outside if self._outside is not None and context is OUTSIDE else context).key
+        if breaks_graph(self._owner._handle, self._part, key):
             from fusible.pytorch.engine.untraced import call_as_it_is  # noqa: PLC0415 - for what it costs: it brings the compiler, which is there by now
 
             return call_as_it_is(self._owner, self._part, x, extra, call)
         holders = [holder for module in self._modules for holder in module.holders()]
-        return traced_call(self._owner, self._part, holders, x, extra, call.seq_lens, call.cache)[0]
+        return traced_call(self._owner, self._part, holders, x, extra, call.seq_lens, call.cache, key)[0]

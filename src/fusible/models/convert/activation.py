@@ -1,0 +1,63 @@
+"""Activations: modules that compute one of ``tex.activations`` on each number by itself."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import nn
+
+from fusible import ops
+from fusible.models.convert.pipelines import ConvertedModule
+from fusible.models.convert.swapping import Swap
+from fusible.models.convert.trying import computes, takes_one_tensor, tried
+from fusible.pytorch.engine.torch_autocast import is_in_force_on, without_torch_autocast
+from fusible.quantized import Recipe
+from fusible.tex.activations import ELEMENTWISE
+
+__all__ = ["activation_swap", "find_activation", "is_like_activation"]
+
+_NAMES = re.compile(r"gelu|silu|swish|relu|activation|^act", re.IGNORECASE)
+
+_FORMULAS = {
+    "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": torch.relu,
+    "silu": nn.functional.silu,
+    "srelu": lambda x: torch.relu(x).square(),
+}
+_TITLES = {row.name: row.title for row in ELEMENTWISE}
+
+
+class ConvertedActivation(ConvertedModule):
+    """An activation as one kernel, whose result is rounded once."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.ndim or x.dtype not in _DTYPES:
+            return self.original.forward(self, x)
+        if is_in_force_on(x):  # by which torch's activations stay in the precision of their input, too
+            with without_torch_autocast(x.device.type):
+                return self._run(x)
+        return self._run(x)
+
+
+_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def is_like_activation(module: nn.Module) -> bool:
+    """Whether a module looks like an activation: one without parameters, by its class's name."""
+    inside = [child for child in module.modules() if child._parameters or child._buffers]
+    return not inside and _NAMES.search(type(module).__name__) is not None and takes_one_tensor(module)
+
+
+def find_activation(module: nn.Module) -> str:
+    """The name of the activation that a module computes; empty where it is none of ours."""
+    x = torch.linspace(-7.0, 7.0, 113, dtype=torch.float32, device="cpu").view(1, 113)
+    y = tried(module, x)
+    return next((name for name, formula in _FORMULAS.items() if computes(y, formula(x))), "")
+
+
+def activation_swap(module: nn.Module, name: str, recipe: Recipe | None) -> Swap:
+    """The swap of a module that computes the activation of this name."""
+    op = getattr(ops, _TITLES[name])()
+    return Swap(module, ConvertedActivation, ConvertedActivation.attributes(module, [(op, module, ())], recipe))

@@ -1,0 +1,130 @@
+"""Linear layers: ``nn.Linear``, and the ``Conv1D`` of GPT-2, whose weight is stored transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible import ops
+from fusible.models.convert.pipelines import ConvertedModule, placeholder
+from fusible.models.convert.swapping import Swap
+from fusible.nvte import make_nvte_tensor
+from fusible.ops import Op
+from fusible.pytorch.modules.linear import Linear
+from fusible.quantized import Recipe
+
+__all__ = ["ConvertedConv1D", "ConvertedLinear", "linear_swap", "why_no_linear"]
+
+
+class ConvertedLinear(ConvertedModule, Linear):
+    """``nn.Linear`` whose product runs on 8-bit operands. Where nothing is quantized it is torch's own, to the bit."""
+
+    high_precision = False
+    accumulating_parameters = ()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self._is_plain(self._in_force()):
+            return self.original.forward(self, input)
+        return self._run(input)
+
+
+class Transposed:
+    """Stands for a ``Conv1D`` in a pipeline: its weight ``[in, out]`` is read as ``[out, in]``, without a copy."""
+
+    remakes_op = False
+    amax_group = None
+    _changes = 0
+    _parameters: Mapping[str, torch.Tensor] = MappingProxyType({})  # nothing is found here, so that the properties below are asked
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self._module._parameters["weight"].t()
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self._module._parameters["bias"]
+
+    @property
+    def training(self) -> bool:
+        return self._module.training
+
+    def current(self, bound: Any) -> Any:
+        return bound
+
+    def local_passes(self, position: int) -> tuple[()]:
+        return ()
+
+
+class ConvertedConv1D(ConvertedModule):
+    """``y = x @ weight + bias`` with ``weight [in, out]``, the ``Conv1D`` of transformers, whose product runs on 8-bit operands."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._is_plain(self._in_force()):
+            return self.original.forward(self, x)
+        return self._run(x)
+
+    def local_ops(self) -> tuple[Any, ...]:
+        return ()  # what changes ops and parameters together knows nothing of one that is read transposed
+
+    def __repr__(self) -> str:
+        former: Any = self.original
+        return f"Fusible{former.__repr__(self)}"
+
+
+def why_no_linear(module: nn.Module) -> str:
+    """Why a linear layer is left as it is; empty where it can be converted, None-like for what is no linear layer."""
+    held = module._parameters
+    if type(module).forward not in (nn.Linear.forward, _conv1d_forward(module)):
+        return "its class has a forward of its own"
+    if "weight" not in held:
+        return "its weight is computed from other parameters"
+    return why_no_parameters(module)
+
+
+def why_no_parameters(module: nn.Module) -> str:
+    """Why Fusible's operations cannot take a module's parameters; empty where they can."""
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        if type(parameter) is not nn.Parameter:
+            return f"its {name} is a {type(parameter).__name__}"
+        if parameter.dtype not in _DTYPES:
+            return f"its {name} is in {str(parameter.dtype).removeprefix('torch.')}"
+    return ""
+
+
+_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is the ``Conv1D`` of transformers: by its structure, so that nothing has to be imported."""
+    cls = type(module)
+    return (
+        any(base.__name__ == "Conv1D" and base.__module__.startswith("transformers.") for base in cls.__mro__) and {"nf", "nx"} <= vars(module).keys()
+    )
+
+
+def _conv1d_forward(module: nn.Module) -> Any:
+    return next((base.__dict__.get("forward") for base in type(module).__mro__ if base.__name__ == "Conv1D"), None) if is_conv1d(module) else None
+
+
+def linear_swap(module: nn.Module, recipe: Recipe | None) -> Swap:
+    """The swap of a linear layer for which ``why_no_linear`` says nothing."""
+    held = module._parameters
+    weight, bias = held["weight"], held.get("bias")
+    assert weight is not None
+    transposed = is_conv1d(module)
+    like = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+    holder = Transposed(module) if transposed else module
+    bound: list[tuple[Op, Any, tuple[str, ...]]] = [(ops.MMT(make_nvte_tensor(like.t() if transposed else like)), holder, ("weight",))]
+    if bias is not None:
+        bound.append((ops.Add(placeholder(bias)), holder, ("bias",)))
+    kind = ConvertedConv1D if transposed else ConvertedLinear
+    return Swap(module, kind, kind.attributes(module, bound, recipe))

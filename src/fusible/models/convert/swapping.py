@@ -1,0 +1,77 @@
+"""A module's class is exchanged for one that computes by Fusible, and back. The module stays the object that it was.
+
+So whatever knows it goes on knowing it: the names of a state dict, parameters that are tied, optimizers, hooks, ``isinstance`` with its former class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, ClassVar
+
+from torch import nn
+
+from fusible.tex.calls.transaction import Write, run
+
+__all__ = ["Swap", "Swapped", "restore", "swap"]
+
+_FORMER = "_fusible_former"
+
+
+class Swapped:
+    """Base of what a swapped module computes by. Its class derives from this, from ``kind``, and from ``original``, in this order."""
+
+    original: ClassVar[type[Any]]
+    """The class that the module had."""
+    kind: ClassVar[type[Any]]
+    """The class of the package that the module computes by."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """The class is made while the program runs, so a pickle names the two that it is made of."""
+        state = self.__getstate__() if hasattr(self, "__getstate__") else vars(self)
+        return _blank, (self.kind, self.original), state
+
+
+@dataclass(frozen=True, eq=False)
+class Swap:
+    """``module`` is to compute by ``kind``, with these attributes."""
+
+    module: nn.Module
+    kind: type[Swapped]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@cache
+def class_of(kind: type[Swapped], original: type[Any]) -> type[Any]:
+    """The class of modules of class ``original`` that compute by ``kind``. It has the former's name, as lists of names and patterns look for it."""
+    own = {"original": original, "kind": kind, "__module__": original.__module__, "__qualname__": f"Fusible{original.__qualname__}"}
+    return type(f"Fusible{original.__name__}", (kind, original), {**own, "__doc__": kind.__doc__})
+
+
+def swap(swaps: Iterable[Swap]) -> None:
+    """Make the swaps, all of them or, where an interrupt or an error comes, none."""
+    writes: list[Write] = []
+    for one in swaps:
+        held = vars(one.module)
+        former = {name: held[name] for name in one.attributes if name in held}
+        writes.append(partial(held.update, {**one.attributes, _FORMER: (tuple(one.attributes), former)}))
+        writes.append(partial(object.__setattr__, one.module, "__class__", class_of(one.kind, type(one.module))))
+    run(writes)
+
+
+def restore(modules: Iterable[nn.Module]) -> int:
+    """Give modules the classes and attributes back that they had; how many there were. Others among ``modules`` are left alone."""
+    writes: list[Write] = []
+    swapped = [module for module in modules if isinstance(module, Swapped)]
+    for module in swapped:
+        held = vars(module)
+        names, former = held[_FORMER]
+        kept = {name: value for name, value in held.items() if name not in names and name != _FORMER} | former
+        writes += [partial(object.__setattr__, module, "__class__", module.original), partial(held.clear), partial(held.update, kept)]
+    run(writes)
+    return len(swapped)
+
+
+def _blank(kind: type[Swapped], original: type[Any]) -> Any:
+    return object.__new__(class_of(kind, original))
