@@ -218,25 +218,28 @@ def _(draw: Draw) -> Given:
     count = draw.of(1, 2, 4, 8)
     logits, k = draw.tensor(draw.rows(), count), draw.of(*range(1, min(count, 4) + 1))
     best, chosen = f64(logits).sort(dim=1, descending=True, stable=True)
-    probs = Wanted(best[:, :k].softmax(1), 2 * count, type=logits.type, rounded=(logits.type,))
+    normalized = draw.of(True, False)
+    among = best[:, :k].softmax(1) if normalized else best.softmax(1)[:, :k]
+    probs = Wanted(among, 2 * count, type=logits.type, rounded=(logits.type,))
 
     def check(found: Any) -> None:
         assert share(found[0], probs, logits.type) <= 1
         assert torch.equal(found[1].data.long(), chosen[:, :k])
 
-    return Given({"logits": logits, "k": k}, check)
+    return Given({"logits": logits, "k": k, "normalized": normalized}, check)
 
 
 @word("dtop_experts")
 def _(draw: Draw) -> Given:
     count = draw.of(1, 2, 4, 8)
     logits, k = draw.tensor(draw.rows(), count, type=DType.Float32), draw.of(*range(1, min(count, 4) + 1))
-    dprobs, (_, experts, scores) = draw.tensor(logits.shape[0], k, type=DType.Float32), nvte.top_experts(logits, k)
-    x = f64(logits).requires_grad_()
-    x.gather(1, experts.data.long()).softmax(1).backward(f64(dprobs))
+    normalized = draw.of(True, False)
+    dprobs, (_, experts, scores) = draw.tensor(logits.shape[0], k, type=DType.Float32), nvte.top_experts(logits, k, normalized)
+    x, chosen = f64(logits).requires_grad_(), experts.data.long()
+    (x.gather(1, chosen).softmax(1) if normalized else x.softmax(1).gather(1, chosen)).backward(f64(dprobs))
     assert x.grad is not None
     wanted = Wanted(x.grad, 4 * count, f64(dprobs).abs().sum(1, keepdim=True).expand_as(x), type=DType.Float32)
-    return Given({"dprobs": dprobs, "experts": experts, "scores": scores}, [wanted])
+    return Given({"dprobs": dprobs, "experts": experts, "scores": scores, "normalized": normalized}, [wanted])
 
 
 @word("count_experts")

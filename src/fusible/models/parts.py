@@ -10,10 +10,24 @@ import torch
 from torch import nn
 
 from fusible import pytorch
+from fusible.models.gated_sum import GatedSum
 from fusible.models.parallel_residual import ParallelResidual
 from fusible.models.side_by_side import SideBySide
 
-__all__ = ["Activation", "Attention", "Blueprint", "Experts", "HeadNorm", "Norm", "Parallel", "Part", "Product", "Residual", "Weights"]
+__all__ = [
+    "Activation",
+    "Attention",
+    "Blueprint",
+    "Experts",
+    "HeadNorm",
+    "Norm",
+    "Parallel",
+    "Part",
+    "Product",
+    "Residual",
+    "SharedExpert",
+    "Weights",
+]
 
 
 class Weights(Protocol):
@@ -157,7 +171,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of ``count`` experts, of which a token takes ``top_k``, weighted by the softmax of their logits alone.
+    """A mixture of ``count`` experts, of which a token takes ``top_k``, weighted by the softmax of their logits; not ``normalized``, by that of all.
 
     ``up`` and ``down``: the names of the matrices that enter and leave an expert, with ``{}`` for its number; several of ``up`` are read as one.
     """
@@ -170,9 +184,10 @@ class Experts:
     count: int
     top_k: int
     activation: str
+    normalized: bool = True
 
     def made(self, weights: Weights) -> nn.Module:
-        options = {"activation": self.activation, "param_dtype": weights.dtype, "device": "meta"}
+        options = {"activation": self.activation, "normalized": self.normalized, "param_dtype": weights.dtype, "device": "meta"}
         module = pytorch.MixtureOfExperts(self.features, self.inner, self.count, self.top_k, **options)
         numbers = range(self.count)
         tensors = {
@@ -182,6 +197,19 @@ class Experts:
         }
         module.load_state_dict(tensors, assign=True)
         return module
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """``experts(x) + sigmoid(gate(x)) * shared(x)``: an expert that every token takes (Dai et al. 2024, arXiv:2401.06066), by a gate of its own."""
+
+    experts: Experts
+    gate: Product
+    shared: tuple[Part, ...]
+
+    def made(self, weights: Weights) -> nn.Module:
+        shared = pytorch.Sequential(*(part.made(weights) for part in self.shared))
+        return GatedSum(self.experts.made(weights), self.gate.made(weights), shared)
 
 
 @dataclass(frozen=True)

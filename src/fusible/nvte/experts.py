@@ -14,19 +14,20 @@ from fusible.tex.interface.domains import Count
 __all__ = ["count_experts", "dmoe_permute", "dmoe_unpermute", "dtop_experts", "moe_permute", "moe_unpermute", "top_experts"]
 
 
-def top_experts(logits: Tensor, k: Count) -> tuple[Tensor, Tensor, Tensor]:
+def top_experts(logits: Tensor, k: Count, normalized: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """``(probs, experts, scores)``: the ``k`` experts of largest ``logits [T, E]`` of each token, the best first, int32 ``[T, k]``, and the softmax
-    over their logits, ``[T, k]`` in the type of ``logits`` (Jiang et al. 2024, arXiv:2401.04088). ``scores``: what ``dtop_experts`` reads."""
+    over their logits, ``[T, k]`` in the type of ``logits`` (Jiang et al. 2024, arXiv:2401.04088). Not ``normalized``: theirs of the softmax over the
+    logits of all experts. ``scores``: what ``dtop_experts`` reads."""
     chosen = tex.prim.empty((logits.shape[0], k), DType.Int32, logits.data)
-    probs, experts, scores = tex.fused_topk_with_score_function_fwd(logits.data, k, False, None, None, None, "softmax", None, 0, chosen)
+    probs, experts, scores = tex.fused_topk_with_score_function_fwd(logits.data, k, not normalized, None, None, None, "softmax", None, 0, chosen)
     return Tensor(tex.prim.take_along(probs, experts), logits.type), Tensor(experts, DType.Int32), Tensor(scores, DType.Float32)
 
 
-def dtop_experts(dprobs: Tensor, experts: Tensor, scores: Tensor) -> Tensor:
+def dtop_experts(dprobs: Tensor, experts: Tensor, scores: Tensor, normalized: bool = True) -> Tensor:
     """The gradient of ``logits``, ``[T, E]`` in the type of ``dprobs [T, k]``. The choice of experts has none."""
     k, dense = experts.shape[1], tex.prim.put_along(dprobs.data, experts.data, scores.shape[1])
     dlogits = tex.prim.empty(scores.shape, dprobs.type, dprobs.data)
-    tex.fused_topk_with_score_function_bwd(experts.data, scores.data, dense, dlogits, k, False, None, "softmax", use_dense_indices=True)
+    tex.fused_topk_with_score_function_bwd(experts.data, scores.data, dense, dlogits, k, not normalized, None, "softmax", use_dense_indices=True)
     return Tensor(dlogits, dprobs.type)
 
 

@@ -26,7 +26,8 @@ Sides = dict[str, nvte.Tensor | None]
 
 class RouteTokens(Op):
     """``y = x``; beside it ``experts``, int32 ``[tokens, top_k]``, those of the largest logits ``x @ weight.T``, and ``probs``, fp32, the softmax
-    over these. ``weight [experts, K]``; the product is in the type of x with a result in fp32, and no recipe quantizes it.
+    over these; not ``normalized``, that over all logits. ``weight [experts, K]``; the product is in the type of x with a result in fp32, and no
+    recipe quantizes it.
 
     ``dx = dy`` + the gradient by way of ``probs``.
     """
@@ -38,12 +39,12 @@ class RouteTokens(Op):
     weight_dtype = DType.BFloat16
     dweight_dtype = DType.Float32
 
-    def __init__(self, weight: nvte.Tensor, top_k: int, **types: Unpack[OpTypes]) -> None:
+    def __init__(self, weight: nvte.Tensor, top_k: int, normalized: bool = True, **types: Unpack[OpTypes]) -> None:
         super().__init__(**types)
         count = weight.shape[0]
         if not 1 <= top_k <= count:
             raise ArgumentError(expected(f"from 1 to {count}, the experts", of="top_k of RouteTokens", got=top_k, do="choose another"))
-        self.weight, self.top_k = weight, top_k
+        self.weight, self.top_k, self.normalized = weight, top_k, normalized
 
     @property
     def args(self) -> list[nvte.Tensor]:
@@ -55,7 +56,7 @@ class RouteTokens(Op):
 
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context, dict[str, nvte.Tensor]]:
         x, weight = nvte.cast_checked(x, self.x_dtype), nvte.cast_checked(self.weight, self.weight_dtype)
-        probs, experts, scores = nvte.top_experts(nvte.matmul_transpose(x, weight, DType.Float32), self.top_k)
+        probs, experts, scores = nvte.top_experts(nvte.matmul_transpose(x, weight, DType.Float32), self.top_k, self.normalized)
         return nvte.cast_checked(x, self.y_dtype), self.context(x, weight, experts, scores), {"experts": experts, "probs": probs}
 
     def context(self, x: nvte.Tensor, weight: nvte.Tensor, experts: nvte.Tensor, scores: nvte.Tensor) -> Context:
@@ -65,7 +66,7 @@ class RouteTokens(Op):
         dx = nvte.cast_checked(dy, self.dx_dtype)
         if probs is None:
             return dx, [nvte.zeros(self.weight.shape, self.dweight_dtype, dy) if self.wants("weight") else None]
-        dlogits = nvte.cast_checked(nvte.dtop_experts(probs, ctx["experts"], ctx["scores"]), self.activation)
+        dlogits = nvte.cast_checked(nvte.dtop_experts(probs, ctx["experts"], ctx["scores"], self.normalized), self.activation)
         if self.wants("x"):
             dx = nvte.matmul_add(dlogits, ctx["weight"], dx, nvte.element(self.dx_dtype))
         return dx, [nvte.transpose_matmul(dlogits, ctx["x"], self.dweight_dtype) if self.wants("weight") else None]
@@ -75,7 +76,7 @@ class RouteTokens(Op):
         return width
 
     def extra_repr(self) -> str:
-        return f"{self.top_k} of {self.weight.shape[0]} experts"
+        return f"{self.top_k} of {self.weight.shape[0]} experts" + ("" if self.normalized else ", normalized=False")
 
 
 class DispatchTokens(Op):

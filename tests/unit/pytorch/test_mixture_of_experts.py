@@ -26,9 +26,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def experts(top_k: int = 2, activation: str = "swiglu", dtype: torch.dtype | None = None) -> fusible.MixtureOfExperts:
+def experts(top_k: int = 2, activation: str = "swiglu", dtype: torch.dtype | None = None, normalized: bool = True) -> fusible.MixtureOfExperts:
     torch.manual_seed(0)
-    return fusible.MixtureOfExperts(FEATURES, INNER, EXPERTS, top_k, activation=activation, param_dtype=dtype)
+    return fusible.MixtureOfExperts(FEATURES, INNER, EXPERTS, top_k, activation=activation, normalized=normalized, param_dtype=dtype)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -40,8 +40,9 @@ def reference(module: fusible.MixtureOfExperts, x: Tensor, dy: Tensor) -> dict[s
     x = x.detach().double().requires_grad_()
     router, up, down = (p.detach().double().requires_grad_() for p in module.parameters())
     logits, chosen = (x @ router.T).topk(module.top_k, -1)
+    probs = logits.softmax(-1) if module.normalized else (x @ router.T).softmax(-1).gather(-1, chosen)
     each = torch.einsum("...eh,enh->...en", ACTIVATIONS[module.activation](torch.einsum("...h,enh->...en", x, up)), down)
-    y = (logits.softmax(-1)[..., None] * each.gather(-2, chosen[..., None].expand(*chosen.shape, FEATURES))).sum(-2)
+    y = (probs[..., None] * each.gather(-2, chosen[..., None].expand(*chosen.shape, FEATURES))).sum(-2)
     y.backward(dy.double())
     grads = {"x": x.grad, "router_weight": router.grad, "up_weight": up.grad, "down_weight": down.grad}
     return {"y": y.detach(), **{name: grad for name, grad in grads.items() if grad is not None}}
@@ -76,6 +77,15 @@ def test_in_fp32_it_is_the_sum_over_a_tokens_experts(activation: str, top_k: int
             assert not found(module, x, dy)["router_weight"].any() and not wanted["router_weight"].any()
         ours, wanted = ({name: t for name, t in of.items() if t.any()} for of in (found(module, x, dy), wanted))
         assert apart(ours, wanted) < 16 * 2.0**-24 * 64**0.5
+
+
+@pytest.mark.parametrize("top_k", [1, 2, EXPERTS])
+def test_probabilities_of_all_experts_need_not_add_up_to_1(top_k: int) -> None:
+    """So that the router has a gradient even of a token's only expert."""
+    module, x, dy = experts(top_k, normalized=False), drawn(0, 7), drawn(9, 7)
+    ours, wanted = found(module, x, dy), reference(module, x, dy)
+    assert ours["router_weight"].any()
+    assert apart(ours, wanted) < 16 * 2.0**-24 * 64**0.5
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

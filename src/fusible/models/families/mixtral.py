@@ -1,13 +1,13 @@
-"""Mixtral and Qwen3's mixtures: Llama's layer, with experts for its MLP."""
+"""Mixtral and Qwen's mixtures: Llama's layer, with experts for its MLP."""
 
 from __future__ import annotations
 
 from fusible.models.families.config import Config
 from fusible.models.families.decoder import Decoder
 from fusible.models.families.registry import family
-from fusible.models.parts import Blueprint, Experts, Part
+from fusible.models.parts import Activation, Blueprint, Experts, Part, Product, SharedExpert
 
-__all__ = ["mixtral", "qwen3_moe"]
+__all__ = ["mixtral", "qwen2_moe", "qwen3_moe"]
 
 _GATES = {"silu": "swiglu", "swish": "swiglu", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu"}
 
@@ -26,29 +26,52 @@ def mixtral(config: Config) -> Blueprint:
     return of.whole(blocks)
 
 
-@family("qwen3_moe")
-def qwen3_moe(config: Config) -> Blueprint:
-    """Yang et al. 2025, arXiv:2505.09388."""
-    config.require(norm_topk_prob=True)
+@family("qwen2_moe")
+def qwen2_moe(config: Config) -> Blueprint:
+    """Yang et al. 2024, arXiv:2407.10671: an expert that every token takes, beside those that are chosen."""
     of, blocks = Decoder(config), list[Part]()
-    plain, step = config.entries.get("mlp_only_layers") or (), config.size("decoder_sparse_step", 1)
-    count = config.size("num_experts", config.size("num_local_experts", 0) if config.has("num_local_experts") else None)
-    bias = config.flag("attention_bias")
+    inner = config.size("shared_expert_intermediate_size")
     for layer in of.layers:
         name = f"model.layers.{layer}"
-        attention = f"{name}.self_attn"
-        first = of.qkv(attention, bias=bias), of.head_norm(attention), of.attention(layer), of.out(f"{attention}.o_proj", bias=bias)
-        second = of.mlp(f"{name}.mlp")
-        if layer not in plain and (layer + 1) % step == 0:
-            each = f"{name}.mlp.experts.{{}}"
-            up, down = (f"{each}.gate_proj", f"{each}.up_proj"), f"{each}.down_proj"
-            second = (_experts(of, f"{name}.mlp.gate", up, down, config.size("moe_intermediate_size"), count),)
+        attention, mixture = f"{name}.self_attn", f"{name}.mlp"
+        first = of.qkv(attention, bias=config.flag("qkv_bias", True)), of.attention(layer), of.out(f"{attention}.o_proj")
+        second = of.mlp(mixture)
+        if _is_sparse(config, layer):
+            up = Product((f"{mixture}.shared_expert.gate_proj", f"{mixture}.shared_expert.up_proj"), (inner, inner), of.hidden)
+            shared = up, Activation(of.gate()), Product((f"{mixture}.shared_expert.down_proj",), (of.hidden,), inner)
+            gate = Product((f"{mixture}.shared_expert_gate",), (1,), of.hidden, high_precision=True)
+            second = (SharedExpert(_qwen_experts(of, mixture), gate, shared),)
         blocks += of.block(name, first, second)
     return of.whole(blocks)
 
 
-def _experts(of: Decoder, router: str, up: tuple[str, ...], down: str, inner: int, count: int) -> Experts:
+@family("qwen3_moe")
+def qwen3_moe(config: Config) -> Blueprint:
+    """Yang et al. 2025, arXiv:2505.09388."""
+    of, blocks = Decoder(config), list[Part]()
+    bias = config.flag("attention_bias")
+    for layer in of.layers:
+        name = f"model.layers.{layer}"
+        attention, mixture = f"{name}.self_attn", f"{name}.mlp"
+        first = of.qkv(attention, bias=bias), of.head_norm(attention), of.attention(layer), of.out(f"{attention}.o_proj", bias=bias)
+        blocks += of.block(name, first, (_qwen_experts(of, mixture),) if _is_sparse(config, layer) else of.mlp(mixture))
+    return of.whole(blocks)
+
+
+def _is_sparse(config: Config, layer: int) -> bool:
+    """Whether a layer of Qwen's has experts."""
+    return layer not in (config.entries.get("mlp_only_layers") or ()) and (layer + 1) % config.size("decoder_sparse_step", 1) == 0
+
+
+def _qwen_experts(of: Decoder, mixture: str) -> Experts:
+    each, config = f"{mixture}.experts.{{}}", of.config
+    count = config.size("num_experts" if config.has("num_experts") else "num_local_experts")
+    up, down, inner = (f"{each}.gate_proj", f"{each}.up_proj"), f"{each}.down_proj", config.size("moe_intermediate_size")
+    return _experts(of, f"{mixture}.gate", up, down, inner, count, config.flag("norm_topk_prob", False))
+
+
+def _experts(of: Decoder, router: str, up: tuple[str, ...], down: str, inner: int, count: int, normalized: bool = True) -> Experts:
     act = of.config.text("hidden_act", "silu")
     if act not in _GATES:
         raise of.config.refuse("hidden_act", f"one of {', '.join(_GATES)}")
-    return Experts(router, up, down, of.hidden, inner, count, of.config.size("num_experts_per_tok", 2), _GATES[act])
+    return Experts(router, up, down, of.hidden, inner, count, of.config.size("num_experts_per_tok", 2), _GATES[act], normalized)

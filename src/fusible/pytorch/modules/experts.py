@@ -23,9 +23,9 @@ class MixtureOfExperts(BaseModule):
     and ``down_e``.
 
     The experts of a token are those of the largest logits ``x @ router_weight.T``, and ``p`` is the softmax over these (Shazeer et al. 2017,
-    arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088). No token is dropped. Takes fp32, bf16 and fp16, and no fp64. Parameters: ``router_weight
-    [experts, features]``; ``up_weight [experts, inner, features]``, twice ``inner`` for a gated ``activation``; ``down_weight [experts, features,
-    inner]``; no biases.
+    arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088), or, not ``normalized``, theirs of the softmax over all logits. No token is dropped. Takes
+    fp32, bf16 and fp16, and no fp64. Parameters: ``router_weight [experts, features]``; ``up_weight [experts, inner, features]``, twice ``inner`` for
+    a gated ``activation``; ``down_weight [experts, features, inner]``; no biases.
 
     ``activation``: the name of one of ``tex.activations``, as ``"gelu"`` or ``"swiglu"``. ``weight_init_method`` fills a matrix and returns it, of
     each expert by itself; the default is that of ``nn.Linear``. Each expert's products are quantized by themselves, and the router's never are.
@@ -40,6 +40,7 @@ class MixtureOfExperts(BaseModule):
         top_k: int = 2,
         *,
         activation: str = "swiglu",
+        normalized: bool = True,
         param_dtype: torch.dtype | None = None,
         weight_init_method: ParameterInitMethod = default_weight_init_method,
         device: torch.device | str | None = None,
@@ -50,6 +51,7 @@ class MixtureOfExperts(BaseModule):
             of = "the activation of MixtureOfExperts"
             raise ArgumentError(expected(f"one of {', '.join(_BY_NAME)}", of=of, got=repr(activation), do="name one of these"))
         self.features, self.inner_features, self.experts, self.top_k, self.activation = features, inner_features, experts, top_k, activation
+        self.normalized = normalized
 
         init = Init(weight_init_method)
         self.init_methods = {"router_weight": init, "up_weight": init.of_each, "down_weight": init.of_each}
@@ -60,7 +62,7 @@ class MixtureOfExperts(BaseModule):
         sizes = "sizes_up", "sizes_down"
         products = [ops.GroupedMMT(experts, [weight]).with_(side_inputs=(name,)) for weight, name in zip((up, down), sizes, strict=True)]
         super().__init__(
-            ops.RouteTokens(router, top_k),
+            ops.RouteTokens(router, top_k, normalized),
             ops.DispatchTokens(experts, top_k, sizes),
             products[0],
             getattr(ops, row.title)(),
@@ -71,4 +73,5 @@ class MixtureOfExperts(BaseModule):
 
     def extra_repr(self) -> str:
         sizes = f"features={self.features}, inner_features={self.inner_features}"
-        return f"{sizes}, experts={self.experts}, top_k={self.top_k}, activation={self.activation!r}"
+        normalized = "" if self.normalized else ", normalized=False"
+        return f"{sizes}, experts={self.experts}, top_k={self.top_k}, activation={self.activation!r}{normalized}"

@@ -1,0 +1,150 @@
+"""``from_pretrained``: the logits of transformers' models, whole and token by token, and what cannot be loaded in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretrained_models import DECODERS, drawn, reference, saved
+
+import fusible
+from fusible.errors import CheckpointError
+from fusible.models import from_pretrained
+
+FP32 = 1e-5
+"""Of the largest logit: two layers of width 64 round some hundred times, each by 2^-24."""
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=0, atol=tolerance * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model, tokens = from_pretrained(saved(name, tmp_path)), drawn(2, 24)
+    with torch.no_grad():
+        close(model(tokens), reference(name)(tokens).logits, FP32)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_in_bf16_are_as_far_from_fp32_as_transformers(name: str, tmp_path: Path) -> None:
+    model, tokens = from_pretrained(saved(name, tmp_path, torch.bfloat16)), drawn(2, 24)
+    assert model.dtype is torch.bfloat16
+    with torch.no_grad():
+        found = model(tokens)
+        rounded = reference(name, torch.bfloat16)
+        exact = DECODERS[name].make(dtype=torch.bfloat16).float()(tokens).logits
+        theirs = (rounded(tokens).logits.float() - exact).norm()
+    assert found.dtype is torch.bfloat16
+    # What rounds where differs (a norm's product with its weight, a gate's with its factor): as large, not the same.
+    assert (found.float() - exact).norm() < 2 * theirs
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("page_size", [None, 4])
+def test_tokens_one_by_one_give_the_same_logits(name: str, page_size: int | None, tmp_path: Path) -> None:
+    """Two sequences of different lengths, read in two pieces, and then a token each."""
+    model = from_pretrained(saved(name, tmp_path))
+    texts = [drawn(20, seed=2), drawn(13, seed=3)]
+    cache, read = model.new_cache(2, 32, page_size), [0, 0]
+    with torch.no_grad():
+        wanted = [reference(name)(text[None]).logits[0] for text in texts]
+    with torch.inference_mode():
+        for counts in ((7, 11), (0, 1), (11, 0), (1, 1), (1, 0)):
+            pieces = [text[start : start + count] for text, start, count in zip(texts, read, counts, strict=True)]
+            lengths = torch.tensor(counts, dtype=torch.int32)
+            logits = model.next_logits(torch.cat(pieces), lengths, cache)
+            cache.advance(lengths)
+            read = [start + count for start, count in zip(read, counts, strict=True)]
+            for row, count in enumerate(counts):
+                if count:
+                    close(logits[row], wanted[row][read[row] - 1], FP32)
+    assert logits.dtype is torch.float32
+
+
+def test_a_plain_checkpoint_is_read_where_it_lies(tmp_path: Path) -> None:
+    """Weights that are one tensor in the file, of the dtype asked for, are views of the file."""
+    folder = saved("phi3", tmp_path)
+    model = from_pretrained(folder)
+    with open("/proc/self/maps") as maps:
+        places = [line.split()[0].split("-") for line in maps if str(folder) in line]
+    assert places
+    within = [any(int(low, 16) <= p.data_ptr() < int(high, 16) for low, high in places) for p in model.parameters() if p.dim() == 2]
+    assert all(within)
+
+
+def test_a_trainable_model_trains(tmp_path: Path) -> None:
+    """And does not write to the file that it came from."""
+    folder = saved("llama", tmp_path)
+    before = (folder / "model.safetensors").read_bytes()
+    model, tokens = from_pretrained(folder, fusible.Float8CurrentScaling(), trainable=True), drawn(4, 24)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    losses = []
+    for _ in range(3):
+        logits = model(tokens)
+        loss = fusible.CrossEntropyLoss()(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[2] < losses[1] < losses[0]
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+CHANGES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("an unknown family", "llama", {"model_type": "mamba"}, "model_type of config.json: expected one of .*, got 'mamba'"),
+    ("no family", "llama", {"model_type": None}, "model_type of config.json: expected an entry, got none"),
+    ("a width that is none", "llama", {"hidden_size": -1}, "hidden_size of config.json of a llama model: expected an integer of at least 1"),
+    ("another width", "llama", {"hidden_size": 32, "head_dim": 16}, r"embed_tokens.weight: expected shape \[128, 32\], as config.json says"),
+    ("another number of layers", "llama", {"num_hidden_layers": 3}, "the checkpoint: expected a parameter model.layers.2"),
+    ("another activation", "llama", {"hidden_act": "gelu"}, "hidden_act of config.json of a llama model: expected one of gelu_new"),
+    (
+        "another kind of positions",
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic"}},
+        "rope_parameters .*: expected rope_type d",
+    ),
+    ("positions without a factor", "llama", {"rope_parameters": {"rope_type": "linear"}}, "factor of config.json: expected an entry, got none"),
+    (
+        "a layer of an unknown kind",
+        "qwen2",
+        {"layer_types": ["chunked_attention"] * 2},
+        "layer_types .* of a qwen2 model: expected full_att",
+    ),
+    ("attention both ways", "gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention .*: expected false, got True"),
+    ("a dtype that is none", "llama", {"dtype": "int4"}, "dtype of config.json: expected one of float32"),
+    ("heads that share no keys", "llama", {"num_key_value_heads": 3}, "expected .*, got"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), [row[1:] for row in CHANGES], ids=[row[0] for row in CHANGES])
+def test_a_config_that_does_not_fit_is_one_sentence(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = saved(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(fusible.errors.FusibleError, match=message) as caught:
+        from_pretrained(folder)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_older_configs_say_positions_otherwise(tmp_path: Path) -> None:
+    """``rope_theta`` and ``rope_scaling``, whose kind is a ``type``."""
+    folder = saved("llama_linear", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}}))
+    tokens = drawn(2, 24)
+    with torch.no_grad():
+        close(from_pretrained(folder)(tokens), reference("llama_linear")(tokens).logits, FP32)
+
+
+def test_a_parameter_that_is_missing_is_named(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_bias": True}))
+    with pytest.raises(CheckpointError, match="expected a parameter model.layers.0.self_attn.q_proj.bias, got none"):
+        from_pretrained(folder)
