@@ -1,0 +1,136 @@
+"""``from_pretrained`` of quantized checkpoints: the weights stay what they are, and the model is that of their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from convert_families import WORDS, transformers
+from pretrained_models import drawn
+
+import fusible
+from fusible.models import from_pretrained
+from fusible.models.checkpoints import MXFP4WeightQuantizer, open_checkpoint, write_checkpoint
+from fusible.models.joining import joined_rows
+from fusible.models.side_by_side import SideBySide
+from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer, QuantizedTensor
+from fusible.tex import DType
+
+E4M3 = DType.kFloat8E4M3
+FINE = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+def _compressed(strategy: str) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
+    return {**COMPRESSED, "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": ["lm_head"]}
+
+
+def _tiles(powers: bool) -> Any:
+    return Float8BlockQuantizer(E4M3, columnwise=False, block_scaling_dim=2, force_pow_2_scales=powers)
+
+
+SCHEMES: dict[str, tuple[dict[str, Any], Any]] = {
+    "tiles": ({**FINE, "weight_block_size": [128, 128]}, _tiles(False)),
+    "tiles of powers": ({**FINE, "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}, _tiles(True)),
+    "mxfp8": ({**FINE, "weight_block_size": [1, 32]}, MXFP8Quantizer(E4M3, columnwise=False)),
+    "tensor": (FINE, Float8CurrentScalingQuantizer(E4M3, columnwise=False)),
+    "compressed, tensor": (_compressed("tensor"), Float8CurrentScalingQuantizer(E4M3, columnwise=False)),
+    "modelopt, nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, NVFP4Quantizer(columnwise=False)),
+    "mxfp4": ({"quant_method": "mxfp4"}, MXFP4WeightQuantizer(columnwise=False)),
+}
+JOINED = {"tiles", "tiles of powers", "mxfp8", "mxfp4"}
+"""Those whose rows of several weights are one tensor; others have a scale for each weight."""
+OPTIONS = {"vocab_size": WORDS, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def written(folder: Path, scheme: str, **options: Any) -> tuple[Path, Any]:
+    """A directory of quantized weights, and transformers' model of their values."""
+    config, quantizer = SCHEMES[scheme]
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**OPTIONS, "initializer_range": 0.1, **options})).eval()
+    model.save_pretrained(folder / "plain")
+    plain = open_checkpoint(folder / "plain")
+    tensors = {name: quantizer(plain.tensor(name)) if name.endswith("_proj.weight") else plain.tensor(name) for name in plain.names}
+    write_checkpoint(folder / "quantized", {**plain.config, "quantization_config": config}, tensors)
+    values = {name: held.dequantize(dtype=torch.float32) if isinstance(held, QuantizedTensor) else held for name, held in tensors.items()}
+    model.load_state_dict(values)
+    return folder / "quantized", model
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("groups", [4, 1])
+def test_the_model_is_that_of_the_values(scheme: str, groups: int, tmp_path: Path) -> None:
+    """With 1 group, k and v are 64 rows, of which no whole tile is made."""
+    folder, reference = written(tmp_path, scheme, num_key_value_heads=groups)
+    model, tokens = from_pretrained(folder), drawn(2, 24)
+    with torch.no_grad():
+        found, wanted = model(tokens), reference(tokens).logits
+    # Products are summed up in fp32, of up to 384 terms.
+    torch.testing.assert_close(found, wanted, rtol=0, atol=384**0.5 * 2.0**-22 * wanted.abs().max().item())
+    quantized = [p for p in model.body.parameters() if isinstance(p, QuantizedTensor)]
+    apart = sum(isinstance(module, SideBySide) for module in model.modules())
+    ragged = scheme.startswith("tiles") and groups == 1
+    assert apart == (0 if scheme in JOINED and not ragged else 2 if ragged else 4)
+    assert len(quantized) == 8 + (2 * 2 if ragged else 0 if scheme in JOINED else 2 * 3)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_one_token_after_another_gives_what_all_at_once_give(scheme: str, tmp_path: Path) -> None:
+    folder, _ = written(tmp_path, scheme)
+    model, tokens = from_pretrained(folder), drawn(1, 6)
+    cache, one = model.new_cache(1, 8), torch.ones(1, dtype=torch.int32)
+    with torch.inference_mode():
+        wanted = model(tokens)[0]
+        for place, token in enumerate(tokens[0]):
+            logits = model.next_logits(token[None], one, cache)
+            cache.advance(one)
+            torch.testing.assert_close(logits[0], wanted[place], rtol=0, atol=384**0.5 * 2.0**-22 * wanted.abs().max().item())
+
+
+def test_a_recipe_leaves_what_is_quantized(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path, "tiles")
+    ours, other = from_pretrained(folder), from_pretrained(folder, fusible.Float8CurrentScaling())
+    assert fusible.parameter_bytes(ours) == fusible.parameter_bytes(other)
+    assert [type(p) for p in ours.parameters()] == [type(p) for p in other.parameters()]
+
+
+def test_a_trainable_model_has_the_values(tmp_path: Path) -> None:
+    folder, reference = written(tmp_path, "mxfp8")
+    model, tokens = from_pretrained(folder, trainable=True), drawn(2, 24)
+    assert not any(isinstance(p, QuantizedTensor) for p in model.parameters())
+    assert all(p.requires_grad for p in model.parameters())
+    wanted = reference(tokens).logits
+    torch.testing.assert_close(model(tokens), wanted, rtol=0, atol=384**0.5 * 2.0**-22 * wanted.abs().max().item())
+
+
+QUANTIZERS = {
+    "1x128": Float8BlockQuantizer(E4M3, columnwise=False, block_scaling_dim=1),
+    **{name: quantizer for name, (_, quantizer) in SCHEMES.items() if name in JOINED},
+}
+
+
+@pytest.mark.parametrize("form", QUANTIZERS)
+@pytest.mark.parametrize("rows", [(128, 256), (128, 32, 96), (256, 64)])
+def test_joined_rows_have_the_values_of_the_parts(form: str, rows: tuple[int, ...]) -> None:
+    parts = [QUANTIZERS[form](torch.randn(n, 384, generator=torch.Generator().manual_seed(n)) * n) for n in rows]
+    joined = joined_rows(parts)
+    if form.startswith("tiles") and any(n % 128 for n in rows[:-1]):
+        assert joined is None
+        return
+    assert isinstance(joined, QuantizedTensor) and tuple(joined.shape) == (sum(rows), 384)
+    assert torch.equal(joined.dequantize(dtype=torch.float32), torch.cat([part.dequantize(dtype=torch.float32) for part in parts]))
+
+
+def test_what_has_a_scale_for_all_of_it_is_not_joined() -> None:
+    x = torch.randn(32, 64)
+    quantizer = Float8CurrentScalingQuantizer(E4M3, columnwise=False)
+    assert joined_rows([quantizer(x), quantizer(2 * x)]) is None
+    four = NVFP4Quantizer(columnwise=False)
+    assert joined_rows([four(x), four(2 * x)]) is None
+    assert joined_rows([four(x), x]) is None
+    assert torch.equal(joined_rows([x, 2 * x]), torch.cat([x, 2 * x]))  # pyright: ignore[reportArgumentType]
+    same = joined_rows([four(x), four(x)])
+    assert isinstance(same, QuantizedTensor) and torch.equal(same.dequantize(), torch.cat([four(x).dequantize()] * 2))
