@@ -54,7 +54,7 @@ class LanguageModel(nn.Module):
         return self.embedding.weight.dtype
 
     def stored_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters by the names and in the shapes that the family's checkpoints have; without the head's weight where that is the embedding's."""
+        """The parameters by the names and in the shapes that the family's checkpoints have, but for a head's weight that is the embedding's."""
         plan = self.blueprint
         yield plan.embedding, self.embedding.weight
         if plan.positions is not None and self.positions is not None:
