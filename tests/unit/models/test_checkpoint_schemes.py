@@ -51,6 +51,8 @@ def test_what_is_written_again_is_the_same_to_the_bit(name: str, shards: int, tm
     for each, tensor in case.stored.items():
         assert found[each].dtype is tensor.dtype and found[each].shape == tensor.shape, each
         assert torch.equal(found[each].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), each
+    again = open_checkpoint(tmp_path / "again")
+    assert again.quantization is checkpoint.quantization and again.weights.keys() == checkpoint.weights.keys()
     assert len(list((tmp_path / "again").glob("*.safetensors"))) > shards - 1
 
 
