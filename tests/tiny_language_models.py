@@ -49,7 +49,7 @@ class TinyModel(nn.Module):
 
 
 class SlowModel(TinyModel):
-    """One that takes its time: requests pile up before it."""
+    """One that takes its time, so that requests pile up before it, and that never ends a text by itself, by token 2."""
 
     def __init__(self, vocabulary: int = 256, seconds: float = 0.02) -> None:
         super().__init__(vocabulary)
@@ -57,7 +57,8 @@ class SlowModel(TinyModel):
 
     def next_logits(self, tokens: Tensor, seq_lens: Tensor, cache: KVCache) -> Tensor:
         time.sleep(self.seconds)
-        return super().next_logits(tokens, seq_lens, cache)
+        logits = super().next_logits(tokens, seq_lens, cache)
+        return logits.index_fill(-1, torch.tensor([2]), float("-inf"))
 
 
 class BrokenModel(TinyModel):

@@ -12,7 +12,8 @@ from pretrained_models import DECODERS, drawn, reference, saved
 
 import fusible
 from fusible.errors import CheckpointError
-from fusible.models import from_pretrained
+from fusible.models import from_config, from_pretrained, save_pretrained
+from fusible.models.checkpoints import open_checkpoint
 
 FP32 = 1e-5
 """Of the largest logit: two layers of width 64 round some hundred times, each by 2^-24."""
@@ -148,3 +149,48 @@ def test_a_parameter_that_is_missing_is_named(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "attention_bias": True}))
     with pytest.raises(CheckpointError, match="expected a parameter model.layers.0.self_attn.q_proj.bias, got none"):
         from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_is_saved_is_what_transformers_wrote(name: str, tmp_path: Path) -> None:
+    """The same names, shapes and values, of which transformers makes the same model."""
+    model = from_pretrained(saved(name, tmp_path))
+    save_pretrained(model, tmp_path / "ours")
+    ours, theirs = open_checkpoint(tmp_path / "ours"), open_checkpoint(tmp_path / name)
+    assert set(ours.names) == set(theirs.names)
+    for parameter in theirs.names:
+        assert torch.equal(ours.tensor(parameter), theirs.tensor(parameter)), parameter
+    tokens = drawn(2, 24)
+    again = type(reference(name)).from_pretrained(tmp_path / "ours").eval()
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, reference(name)(tokens).logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "phi", "qwen2_moe"])
+def test_a_new_model_is_one_that_transformers_loads(name: str, tmp_path: Path) -> None:
+    config = reference(name).config.to_dict()
+    model = from_config(config, seed=1)
+    save_pretrained(model, tmp_path / "new")
+    again, tokens = type(reference(name)).from_pretrained(tmp_path / "new").eval(), drawn(2, 24)
+    with torch.no_grad():
+        close(model.eval()(tokens), again(tokens).logits, FP32)
+    same, other = from_config(config, seed=1), from_config(config, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_new_model_has_the_deviation_that_its_config_says() -> None:
+    model = from_config({**reference("llama").config.to_dict(), "initializer_range": 0.3})
+    for name, parameter in model.stored_parameters():
+        if parameter.dim() == 2:  # of n draws the deviation is known to 1 / sqrt(2 n); within four of these
+            assert abs(parameter.std().item() / 0.3 - 1) < 4 / (2 * parameter.numel()) ** 0.5, name
+        else:
+            assert (parameter == 1).all(), name
+
+
+def test_quantized_weights_are_not_saved_as_if_they_were_plain(tmp_path: Path) -> None:
+    model = from_pretrained(saved("llama", tmp_path))
+    fusible.quantize_parameters(model.body)
+    with pytest.raises(fusible.errors.ArgumentError, match="a model to save: expected plain parameters, got a Float8Tensor"):
+        save_pretrained(model, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()

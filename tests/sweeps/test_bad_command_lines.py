@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from fusible.cli import main
 from fusible.cli.command import all_commands
 from fusible.cli.main import _parser
+from fusible.models.checkpoints import write_checkpoint
 
 SMALL = "--steps 1 --layers 1 --hidden 8 --heads 1 --seq-len 8 --batch 1 --text text.txt --out made".split()
 BASES: dict[str, tuple[list[str], list[str]]] = {
@@ -20,6 +22,7 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "check-backend": (["--only", "gelu"], ["torch"]),
     "generate": (["--bytes", "1"], ["trained"]),
     "info": ([], []),
+    "quantize": (["--format", "fp8", "--out", "made"], ["model"]),
     "run": ([], ["script.py"]),
     "scale": (["--model", "llama-7b", "--gpus", "8", "--recipe", "bf16"], []),
     "trace": ([], ["script.py"]),
@@ -40,6 +43,8 @@ RIGHT = {
     ("train", "--resume", "trained"): "it is one",
     ("train", "--out", "none/none"): "folders are made",
     ("train", "--out", "é/é"): "folders are made",
+    ("quantize", "--out", "none/none"): "folders are made",
+    ("quantize", "--out", "é/é"): "folders are made",
 }
 
 
@@ -87,6 +92,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("a text of some length. " * 200)
     (tmp_path / "script.py").write_text("pass\n")
+    write_checkpoint("model", {"model_type": "llama"}, {"model.layers.0.mlp.up_proj.weight": torch.ones(32, 32)})
     assert main(["train", *SMALL[:-1], "trained"]) == 0
     capsys.readouterr()
     return tmp_path

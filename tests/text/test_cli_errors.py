@@ -31,6 +31,13 @@ SENTENCES = {
     "scale --gpus 8 --recipe fp8": "--recipe: expected bf16, fp32, delayed, current, mxfp8, block or nvfp4, got 'fp8'; name one of these.",
     "scale --gpus 3 --batch 4": "3 GPUs: expected a layout that fits in the 80 GB of one H100 SXM, got none that divides them so that each has a "
     "sequence; take more GPUs, or another batch.",
+    "quantize .": "The following arguments are required: --format, --out: see 'fusible quantize --help'.",
+    "quantize . --format int4 --out made": "--format: expected fp8, block, mxfp8, nvfp4 or mxfp4, got 'int4'; name one of these.",
+    "quantize . --format fp8 --out made": "config.json: expected a file that can be read, got No such file or directory; name a directory that "
+    "save_pretrained, or fusible quantize, has written.",
+    "quantize short.txt --format fp8 --out made": "short.txt: expected a directory with config.json and model.safetensors, got a file; name the "
+    "directory.",
+    "quantize . --format fp8 --out made --shard-size 0": "--shard-size: expected a finite number of at least 1e-06, got 0.0; pass such a number.",
     "train --out short.txt": "--out: expected a folder that can be written, got short.txt; name another.",
 }
 

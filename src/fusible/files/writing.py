@@ -98,13 +98,16 @@ class NewFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.beside = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.saving")
-        with _telling(self.folder.parent, self.folder.name):
+        try:
             self._check_vacant()
-        make_folder(self.folder.parent)
-        with _telling(self.folder.parent, self.folder.name):
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
             self._sweep()
             self.beside.mkdir()
             self._lock = _locked(self.beside)
+        except FileError:
+            raise
+        except OSError as error:
+            raise refused(error, str(folder)) from error
 
     @contextmanager
     def file(self, name: str) -> Iterator[RawIOBase]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fusible.errors import ArgumentError, ShapeError, expected
-from fusible.models.parts import Blueprint
+from fusible.models.parts import Blueprint, stored_in
 from fusible.pytorch import KVCache, Recipe, Sequential, autocast
 
 __all__ = ["LanguageModel"]
@@ -20,15 +21,23 @@ class LanguageModel(nn.Module):
     """Logits of the next token: an embedding, blocks, a last norm and a head.
 
     ``model(tokens)``: int64 ``[batch, seq]`` -> ``[batch, seq, vocabulary]`` in the dtype of activations; with ``seq_lens [batch]``, of which each
-    row's tokens beyond are padding. ``next_logits`` is what generation calls. ``recipe``: under which it computes, or None.
+    row's tokens beyond are padding. ``next_logits`` is what generation calls. ``config``: what ``config.json`` says of it. ``recipe``: under which it
+    computes, or None.
     """
 
     def __init__(
-        self, blueprint: Blueprint, embedding: nn.Embedding, positions: nn.Embedding | None, body: Sequential, head: nn.Module, recipe: Recipe | None
+        self,
+        config: Mapping[str, Any],
+        blueprint: Blueprint,
+        embedding: nn.Embedding,
+        positions: nn.Embedding | None,
+        body: Sequential,
+        head: nn.Module,
+        recipe: Recipe | None = None,
     ) -> None:
         super().__init__()
         self.embedding, self.positions, self.body, self.head = embedding, positions, body, head
-        self.blueprint, self.recipe = blueprint, recipe
+        self.config, self.blueprint, self.recipe = dict(config), blueprint, recipe
 
     @property
     def vocabulary(self) -> int:
@@ -43,6 +52,16 @@ class LanguageModel(nn.Module):
     def dtype(self) -> torch.dtype:
         """That of activations."""
         return self.embedding.weight.dtype
+
+    def stored_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters by the names and in the shapes that the family's checkpoints have, but for a head's weight that is the embedding's."""
+        plan = self.blueprint
+        yield plan.embedding, self.embedding.weight
+        if plan.positions is not None and self.positions is not None:
+            yield plan.positions, self.positions.weight
+        yield from stored_in(plan.body, self.body)
+        shared = f"{plan.head.names[0]}.weight" if self.head.weight is self.embedding.weight else None
+        yield from ((name, tensor) for name, tensor in plan.head.stored(self.head) if name != shared)
 
     def new_cache(self, sequences: int, capacity: int, page_size: int | None = None, pages: int | None = None) -> KVCache:
         """A cache of keys and values, in the dtype of activations."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ __all__ = [
     "Residual",
     "SharedExpert",
     "Weights",
+    "stored_in",
 ]
 
 
@@ -47,8 +48,8 @@ class Weights(Protocol):
         """
         ...
 
-    def vector(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
-        """The vectors ``names``, one behind the other."""
+    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0) -> torch.Tensor:
+        """The vectors ``names``, one behind the other. ``initial``: what a new model has in them."""
         ...
 
     def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
@@ -61,9 +62,19 @@ class Weights(Protocol):
 
 
 class Part(Protocol):
-    """A part of a block: makes its module from a checkpoint's parameters."""
+    """A part of a block: makes its module from a checkpoint's parameters, and tells what a checkpoint has of a module that it made."""
 
     def made(self, weights: Weights) -> nn.Module: ...
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters of ``module`` by the checkpoint's names, in its shapes."""
+        ...
+
+
+def stored_in(parts: Sequence[Part], modules: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a checkpoint has of ``modules``, each of which one of ``parts`` made."""
+    for part, module in zip(parts, modules, strict=True):
+        yield from part.stored(module)
 
 
 def _given(tensor: torch.Tensor) -> Any:
@@ -85,8 +96,12 @@ class Norm:
     def made(self, weights: Weights) -> nn.Module:
         module = self.kind(self.features, eps=self.eps, zero_centered_gamma=self.zero_centered, param_dtype=weights.dtype)
         for name, parameter in module.named_parameters():
-            parameter.data.copy_(weights.vector([f"{self.name}.{name}"], [self.features]))
+            initial = 1.0 if name == "weight" and not self.zero_centered else 0.0
+            parameter.data.copy_(weights.vector([f"{self.name}.{name}"], [self.features], initial))
         return module
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((f"{self.name}.{name}", parameter) for name, parameter in module.named_parameters())
 
 
 @dataclass(frozen=True)
@@ -125,6 +140,13 @@ class Product:
         )
         return linear if self.high_precision else weights.held(linear)
 
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        layers = list(module.layers) if isinstance(module, SideBySide) else [module]
+        for suffix in ("weight", "bias") if self.bias else ("weight",):
+            whole = torch.cat([getattr(layer, suffix) for layer in layers]) if len(layers) > 1 else getattr(layers[0], suffix)
+            for name, part in zip(self.names, whole.split(list(self.rows)), strict=True):
+                yield f"{name}.{suffix}", part.T if self.transposed and suffix == "weight" else part
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -137,6 +159,9 @@ class Attention:
 
     def made(self, weights: Weights) -> nn.Module:
         return pytorch.DotProductAttention(self.heads, self.head_width, groups=self.groups, **self.options)
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
 
 
 @dataclass(frozen=True)
@@ -155,8 +180,11 @@ class HeadNorm:
         options = {"groups": self.groups, "eps": self.eps, "zero_centered_gamma": self.zero_centered, "param_dtype": weights.dtype}
         module = pytorch.QKNorm(self.heads, self.head_width, **options)
         for parameter, name in ((module.q_weight, self.q_name), (module.k_weight, self.k_name)):
-            parameter.data.copy_(weights.vector([f"{name}.weight"], [self.head_width]))
+            parameter.data.copy_(weights.vector([f"{name}.weight"], [self.head_width], 0.0 if self.zero_centered else 1.0))
         return module
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((f"{self.q_name}.weight", module.q_weight), (f"{self.k_name}.weight", module.k_weight))
 
 
 @dataclass(frozen=True)
@@ -167,6 +195,9 @@ class Activation:
 
     def made(self, weights: Weights) -> nn.Module:
         return self.kind()
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
 
 
 @dataclass(frozen=True)
@@ -198,6 +229,12 @@ class Experts:
         module.load_state_dict(tensors, assign=True)
         return module
 
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield f"{self.router}.weight", module.router_weight
+        for i, (up, down) in enumerate(zip(module.up_weight, module.down_weight, strict=True)):
+            yield from ((f"{name.format(i)}.weight", part) for name, part in zip(self.up, up.split(self.inner), strict=True))
+            yield f"{self.down.format(i)}.weight", down
+
 
 @dataclass(frozen=True)
 class SharedExpert:
@@ -211,6 +248,11 @@ class SharedExpert:
         shared = pytorch.Sequential(*(part.made(weights) for part in self.shared))
         return GatedSum(self.experts.made(weights), self.gate.made(weights), shared)
 
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.experts.stored(module.main)
+        yield from self.gate.stored(module.gate)
+        yield from stored_in(self.shared, module.shared)
+
 
 @dataclass(frozen=True)
 class Residual:
@@ -220,6 +262,9 @@ class Residual:
 
     def made(self, weights: Weights) -> nn.Module:
         return pytorch.Residual(*(part.made(weights) for part in self.parts))
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return stored_in(self.parts, module)
 
 
 @dataclass(frozen=True)
@@ -232,6 +277,11 @@ class Parallel:
     def made(self, weights: Weights) -> nn.Module:
         branches = [pytorch.Sequential(*(part.made(weights) for part in branch)) for branch in self.branches]
         return ParallelResidual(self.norm.made(weights), *branches)
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.norm.stored(module.norm)
+        for parts, branch in zip(self.branches, module.branches, strict=True):
+            yield from stored_in(parts, branch)
 
 
 @dataclass(frozen=True)

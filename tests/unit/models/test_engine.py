@@ -133,7 +133,7 @@ def test_requests_that_are_cancelled_free_their_slots(model: TinyModel) -> None:
     assert not engine.busy
 
 
-@pytest.mark.parametrize("settings", [{}, {"page_size": 4, "capacity": 80, "pages": 24}])
+@pytest.mark.parametrize("settings", [{}, {"page_size": 4, "capacity": 90, "pages": 24}])
 def test_a_step_that_failed_is_repeated(model: TinyModel, settings: dict) -> None:
     requests = mixed(8, seed=1)
     engine = Engine(BrokenModel(fails={1, 2, 5, 9, 20}), sequences=4, **settings)
@@ -189,10 +189,10 @@ def test_logprobs_are_those_of_the_model(model: TinyModel) -> None:
 
 def test_requests_that_could_never_end_are_refused(model: TinyModel) -> None:
     engine = Engine(model, sequences=2, capacity=40, page_size=4, pages=5)
-    Engine(model, capacity=40).add(Request((1,) * 21, 20, GREEDY))
-    engine.add(Request((1,) * 11, 10, GREEDY))
+    Engine(model, capacity=40).add(Request((1,) * 20, 20, GREEDY))
+    engine.add(Request((1,) * 10, 10, GREEDY))
     for wrong, said in [
-        (lambda: engine.add(Request((1,) * 11, 11, GREEDY)), "prompt and max_tokens: expected at most 21 tokens in all, got 11 tokens of the prompt"),
+        (lambda: engine.add(Request((1,) * 11, 10, GREEDY)), "prompt and max_tokens: expected at most 20 tokens in all, got 11 tokens of the prompt"),
         (lambda: engine.add(Request((1, 256), 2, GREEDY)), "prompt: expected tokens from 0 to 255, got 256"),
         (lambda: Request((), 2), "prompt: expected at least one token"),
         (lambda: Request((1,), 0), "max_tokens: expected at least 1, got 0"),

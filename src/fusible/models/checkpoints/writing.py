@@ -34,6 +34,7 @@ def write_checkpoint(
     shard_size: int = SHARD_SIZE,
     like: Checkpoint | None = None,
     files: Mapping[str, Path] | None = None,
+    count: int | None = None,
 ) -> None:
     """Write a checkpoint that transformers and vLLM read: ``config.json`` and tensors in safetensors, several files where they take more than
     ``shard_size`` bytes, with their index.
@@ -42,7 +43,7 @@ def write_checkpoint(
     ``quantization_config`` of ``config`` says. ``like``: a checkpoint whose scales are taken as they are stored there, in their types and shapes,
     where a tensor has the same ones; what is read from it and written again is so the same to the bit. It is ``tensors`` itself where that is a
     checkpoint.
-    ``files``: others, by name, that are copied.
+    ``files``: others, by name, that are copied. ``count``: how many tensors there are, where ``tensors`` are pairs; it saves empty bytes in headers.
 
     The folder appears when all of it is on the disk. Raises ``FileError`` where there is one with files in it already, ``CheckpointError`` for a
     quantized tensor that the config's scheme does not store, and writes nothing then.
@@ -51,7 +52,7 @@ def write_checkpoint(
     check_number(shard_size, "shard_size of write_checkpoint", least=1)
     like = tensors if like is None and isinstance(tensors, Checkpoint) else like
     pairs: Iterable[tuple[str, Any]] = tensors.items() if isinstance(tensors, Mapping) else tensors  # pyright: ignore[reportAssignmentType]
-    count = len(tensors) if isinstance(tensors, Mapping) else None
+    count = len(tensors) if isinstance(tensors, Mapping) else count
     layouts = _layouts(config, like)
     with NewFolder(Path(directory_out)) as folder:
         with ShardWriter(folder, shard_size, count) as writer:

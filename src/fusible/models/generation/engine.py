@@ -89,6 +89,7 @@ class Engine:
         self._model, self._sequences, self._budget = model, sequences, tokens_per_step
         self.cache = model.new_cache(sequences, self.capacity, page_size, pages)
         self._pages = pages or sequences * self.cache.pages_per_sequence
+        self.longest = min(self.capacity, self._pages * self.cache.page_size)
         self._slots = Slots(self.cache, self._pages)
         self._queues, self._next, self._cancelled = _Queues(), 0, list[int]()
 
@@ -102,20 +103,23 @@ class Engine:
         """Whether a step has anything to do."""
         return bool(self._queues.waiting or self._queues.running or self._cancelled)
 
-    def add(self, request: Request) -> int:
-        """Take a request, and give its number, by which events and ``cancel`` name it.
-
-        Raises ``ArgumentError`` for one that could never end: of more tokens than ``capacity`` or all pages hold, or of tokens that are none.
-        """
+    def check(self, request: Request) -> None:
+        """Raise ``ArgumentError`` for a request that could never end: of more tokens than ``capacity`` or all pages hold, or of tokens that are
+        none. Any thread may ask."""
         needed = len(request.prompt) + request.max_tokens
-        # The last token is chosen and not read, so it takes no place.
-        if needed - 1 > (most := min(self.capacity, self._pages * self.cache.page_size)):
+        if needed > self.longest:
             got = f"{len(request.prompt)} tokens of the prompt and {request.max_tokens} to add"
-            raise ArgumentError(expected(f"at most {most + 1} tokens in all", of="prompt and max_tokens", got=got, do="give fewer"))
+            error = ArgumentError(expected(f"at most {self.longest} tokens in all", of="prompt and max_tokens", got=got, do="give fewer"))
+            error.argument = "max_tokens"
+            raise error
         wrong = next((token for token in request.prompt if not 0 <= token < self._model.vocabulary), None)
         if wrong is not None:
             wanted = f"tokens from 0 to {self._model.vocabulary - 1}"
             raise ArgumentError(expected(wanted, of="prompt", got=wrong, do="use the tokenizer of this model"))
+
+    def add(self, request: Request) -> int:
+        """Take a request, and give its number, by which events and ``cancel`` name it. Raises what ``check`` raises."""
+        self.check(request)
         id, self._next = self._next, self._next + 1
         self._queues.waiting[id] = _Running(id, request, Sampler(request.sampling, request.prompt), list(request.prompt))
         return id

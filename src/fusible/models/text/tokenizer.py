@@ -34,7 +34,7 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         end = self.token_of(self.special_tokens.get("eos_token"))
-        self.stop_tokens = frozenset([*(stop_tokens or ()), *([end] if end is not None else [])])
+        self.stop_tokens: frozenset[int] = frozenset(stop_tokens or ()) | ({end} if end is not None else set())
 
     @classmethod
     def from_folder(cls, folder: str | os.PathLike[str]) -> Self:

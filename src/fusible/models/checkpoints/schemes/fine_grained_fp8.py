@@ -11,7 +11,7 @@ import torch
 from fusible.models.checkpoints.layouts import Layout, MXFloat8, TensorFloat8, TileFloat8
 from fusible.models.checkpoints.schemes.scheme import Config, Scheme, unknown
 
-__all__ = ["FINE_GRAINED_FP8", "TILES"]
+__all__ = ["FINE_GRAINED_FP8", "MXFP8_BLOCKS", "TILES"]
 
 _SCALE, _PLAIN_SCALE = "_scale_inv", "_scale"
 _BLOCKS = ([128, 128], [1, 32], None)
@@ -19,6 +19,8 @@ _EXPONENTS = {"float": False, "ue8m0": True}
 
 TILES = TileFloat8(_SCALE)
 """Scales of fp32, as DeepSeek-V3 has them."""
+
+MXFP8_BLOCKS = MXFloat8(_SCALE, torch.float8_e8m0fnu)
 
 
 def _layouts(config: Config) -> Sequence[Layout]:
@@ -28,7 +30,7 @@ def _layouts(config: Config) -> Sequence[Layout]:
     if form not in _EXPONENTS:
         raise unknown("scale_fmt", list(_EXPONENTS), form)
     tiles = TileFloat8(_SCALE, torch.float8_e8m0fnu) if _EXPONENTS[form] else TILES
-    return tiles, MXFloat8(_SCALE, torch.float8_e8m0fnu), TensorFloat8(_SCALE), TensorFloat8(_PLAIN_SCALE)
+    return tiles, MXFP8_BLOCKS, TensorFloat8(_SCALE), TensorFloat8(_PLAIN_SCALE)
 
 
 def _written(layout: Layout, modules: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""Runs the application by uvicorn, until a signal ends it in peace."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+
+import uvicorn
+
+from fusible.cli.serving.app import application
+from fusible.cli.serving.service import Service
+from fusible.errors import ArgumentError, expected
+
+__all__ = ["Server", "bind", "run"]
+
+_AFTER_GRACE = 3
+"""Seconds for answers that were ended to be sent."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for the server; clients are refused until it runs. Raises ``ArgumentError`` where there can be none."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        made = socket.socket(family)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except (OSError, OverflowError, UnicodeError) as error:
+        got = f"{host}:{port} ({getattr(error, 'strerror', None) or error})"
+        raise ArgumentError(expected("an address that is free", of="--host and --port", got=got, do="name another")) from None
+    return made
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server of ``service``. A signal to end closes the service, which refuses what is new and finishes what runs."""
+
+    def __init__(self, service: Service) -> None:
+        grace = int(service.limits.grace_seconds) + _AFTER_GRACE
+        super().__init__(uvicorn.Config(application(service), log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=grace))
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by the signal's handler. A second one ends it at once."""
+        self._service.close()
+        super().handle_exit(sig, frame)
+
+
+def run(service: Service, sock: socket.socket) -> None:
+    """Serve on ``sock`` until the process is told to end."""
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    server = Server(service)
+    # uvicorn raises the signal again when it is done, for whoever had handled it before: there is nobody.
+    before = {sig: signal.signal(sig, _ignore) for sig in (signal.SIGINT, signal.SIGTERM)} if _main_thread() else {}
+    try:
+        print(f"Serving {service.served.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+        server.run(sockets=[sock])
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+
+
+def _main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _ignore(sig: int, frame: FrameType | None) -> None:
+    """The server has ended by then."""

@@ -1,0 +1,148 @@
+"""From a blueprint and a source of parameters to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fusible.errors import CheckpointError, expected
+from fusible.models.checkpoints import Checkpoint
+from fusible.models.joining import joined_rows
+from fusible.models.language_model import LanguageModel
+from fusible.models.parts import Blueprint, Weights
+from fusible.pytorch import Recipe, Sequential, quantize_parameters
+from fusible.quantized import QuantizedTensor
+
+__all__ = ["Read", "Seeded", "Source", "assembled"]
+
+
+class Source(Weights, Protocol):
+    """Parameters for a whole model. ``trainable``: they get gradients, and are memory of its own."""
+
+    @property
+    def trainable(self) -> bool: ...
+
+    def has(self, name: str) -> bool:
+        """Whether there is a parameter of that name."""
+        ...
+
+
+def assembled(config: Mapping[str, Any], blueprint: Blueprint, source: Source, recipe: Recipe | None) -> LanguageModel:
+    """The model of ``blueprint`` with the parameters of ``source``, which computes under ``recipe``."""
+    table = source.matrix(blueprint.embedding, (blueprint.vocabulary, blueprint.hidden))
+    embedding, positions = nn.Embedding.from_pretrained(table, freeze=not source.trainable), None
+    if blueprint.positions is not None:
+        places = source.matrix(blueprint.positions, (blueprint.context, blueprint.hidden))
+        positions = nn.Embedding.from_pretrained(places, freeze=not source.trainable)
+    body = Sequential(*(part.made(source) for part in blueprint.body))
+    head, shared = blueprint.head, blueprint.tied and not source.has(f"{blueprint.head.names[0]}.weight")
+    if shared:
+        made = head.of(table, source.vector([f"{head.names[0]}.bias"], head.rows) if head.bias else None, source)
+        made.weight = embedding.weight  # one parameter, for optimizers and for what counts bytes
+    else:
+        made = head.made(source)
+    model = LanguageModel(config, blueprint, embedding, positions, body, made, recipe)
+    model.requires_grad_(source.trainable)
+    return model.train(source.trainable)
+
+
+@dataclass(frozen=True)
+class Read:
+    """The parameters of a checkpoint, whose shapes are checked. What is one tensor there, of the dtype asked for, stays where it lies in the file."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+    recipe: Recipe | None
+    trainable: bool
+
+    def has(self, name: str) -> bool:
+        return name in self.checkpoint
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        return self._as_asked(self._plain(name, shape))
+
+    def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
+        parts = [self._tensor(name, shape[::-1] if transposed else shape) for name, shape in zip(names, shapes, strict=True)]
+        if transposed or self.trainable:
+            parts = [self._values(part) for part in parts]
+        parts = [part.T for part in parts] if transposed else parts
+        joined = joined_rows(parts)
+        return [self._as_asked(part) for part in (parts if joined is None else [joined])]
+
+    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0) -> torch.Tensor:
+        return self._as_asked(torch.cat([self._plain(name, (size,)) for name, size in zip(names, sizes, strict=True)]))
+
+    def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
+        made = torch.empty(len(names), len(names[0]) * shape[0], shape[1], dtype=self.dtype, device=self.device)
+        for expert, of_expert in zip(made, names, strict=True):
+            for place, name in zip(expert.split(shape[0]), of_expert, strict=True):
+                place.copy_(self._plain(name, shape))
+        return made
+
+    def held(self, module: nn.Module) -> nn.Module:
+        quantized = any(isinstance(parameter, QuantizedTensor) for parameter in module.parameters())
+        return module if self.recipe is None or quantized else quantize_parameters(module, recipe=self.recipe)
+
+    def _as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, QuantizedTensor):
+            return tensor.to(self.device)
+        asked = tensor.to(self.device, self.dtype).contiguous()
+        return asked.clone() if self.trainable and asked is tensor else asked  # what lies in the file is not written to
+
+    def _values(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.dequantize(dtype=self.dtype) if isinstance(tensor, QuantizedTensor) else tensor
+
+    def _plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._values(self._tensor(name, shape))
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A parameter as the checkpoint has it. Raises ``CheckpointError`` for one that is missing, and for another shape."""
+        if not self.has(name):
+            raise CheckpointError(expected(f"a parameter {name}", of="the checkpoint", got="none", do="save the model whole"))
+        got = tuple(self.checkpoint.shape(name))
+        if got != shape:
+            do = "load the configuration that belongs to these weights"
+            raise CheckpointError(expected(f"shape {list(shape)}, as config.json says", of=name, got=list(got), do=do))
+        return self.checkpoint.tensor(name)
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Parameters of a new model: normal matrices of the deviation ``deviation``, drawn one after another by one generator."""
+
+    dtype: torch.dtype
+    device: torch.device
+    seed: int
+    deviation: float
+    trainable: bool = True
+    _generator: torch.Generator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_generator", torch.Generator().manual_seed(self.seed))
+
+    def has(self, name: str) -> bool:
+        return False
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        return self._drawn(shape)
+
+    def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
+        return [self._drawn((sum(rows for rows, _ in shapes), shapes[0][1]))]
+
+    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0) -> torch.Tensor:
+        return torch.full((sum(sizes),), initial, dtype=self.dtype, device=self.device)
+
+    def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
+        return self._drawn((len(names), len(names[0]) * shape[0], shape[1]))
+
+    def held(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def _drawn(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Drawn in fp32 on the CPU: the same numbers on every device, in every dtype rounded."""
+        return (torch.randn(shape, generator=self._generator) * self.deviation).to(self.device, self.dtype)
