@@ -64,7 +64,10 @@ def test_packed_steps_are_those_of_transformers_on_each_document_by_itself(kind:
     ours = dict(type(reference).from_pretrained(tmp_path / "trained").named_parameters())
     assert ours.keys() == theirs.keys()
     for name, parameter in ours.items():
-        assert (parameter - theirs[name]).abs().max() < 0.01 * sum(RATE(step) for step in range(6)), name
+        off = (parameter - theirs[name]).abs()
+        if name.endswith("c_attn.bias"):
+            off[32:64] = 0.0  # of keys: the softmax does not depend on it, so its gradient is nothing but rounding
+        assert off.max() < 0.01 * sum(RATE(step) for step in range(6)), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -17,9 +18,8 @@ from fusible.models.text import ChatTemplate, Tokenizer
 from fusible.models.training import Corpus, Cosine, Document, Order, pack, read_documents, tokenize
 from fusible.models.training.packing import IGNORED
 
-TALK = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}, {"role": "user", "content": "Oh"}] + [
-    {"role": "assistant", "content": "Because of é."}
-]
+TURNS = ("user", "Why?"), ("assistant", "So."), ("user", "Oh"), ("assistant", "Because of é.")
+TALK = [{"role": role, "content": content} for role, content in TURNS]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_windows_foretell_the_next_token_of_the_same_document(lengths: list[int]
     assert list(zip(batch.tokens.tolist(), batch.targets.tolist(), strict=True)) == [pair for chunk in chunks for pair in chunk]
     for number, part in enumerate(batch.tokens.split(batch.seq_lens.tolist())):
         assert part.diff().eq(1).all() and len(part) <= length, number  # one document, and one window
-    assert len(batch.seq_lens) == sum(1 + sum(b != a + 1 for (a, _), (b, _) in zip(c, c[1:], strict=False)) for c in chunks)
+    assert len(batch.seq_lens) == sum(1 + sum(b != a + 1 for (a, _), (b, _) in itertools.pairwise(c)) for c in chunks)
 
 
 @given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 3))
