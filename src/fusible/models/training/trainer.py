@@ -112,7 +112,7 @@ class Trainer:
         """The parameters that are trained and the scaling states; and the optimizer's moments and masters and the state of torch's generator."""
         scaling = {name: tensor for name, tensor in self.model.state_dict().items() if f"{_SCALING}." in name}
         saved = self.optimizer.state_dict()["state"]
-        state = {f"{name}.{kind}": value for i, name in enumerate(self._names()) for kind, value in saved.get(i, {}).items()}
+        state = {f"{name}.{kind}": saved[i][kind] for i, name in enumerate(self._names()) if i in saved for kind in self._kinds(name)}
         return {**self.parameters, **scaling}, {**state, _RNG: torch.get_rng_state()}
 
     def load_state(self, parameters: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], done: int) -> None:
