@@ -134,3 +134,26 @@ def test_what_has_a_scale_for_all_of_it_is_not_joined() -> None:
     assert torch.equal(joined_rows([x, 2 * x]), torch.cat([x, 2 * x]))  # pyright: ignore[reportArgumentType]
     same = joined_rows([four(x), four(x)])
     assert isinstance(same, QuantizedTensor) and torch.equal(same.dequantize(), torch.cat([four(x).dequantize()] * 2))
+
+
+@pytest.mark.parametrize("recipe", [None, fusible.MXFP8BlockScaling()])
+def test_what_was_copied_from_a_file_is_not_held_beside_its_copy(recipe: fusible.Recipe | None, tmp_path: Path) -> None:
+    """With a recipe, of a file's pages those stay that the model looks at: the embedding's and the head's. Without, also those of what is not joined;
+    what was only looked at for its values is gone."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**OPTIONS, "hidden_size": 1024, "intermediate_size": 2048}))
+    model.save_pretrained(tmp_path / "plain")
+    made = from_pretrained(tmp_path / "plain", recipe)
+    file = str(tmp_path / "plain" / "model.safetensors")
+    held, within = 0, False
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            if "-" in line.split()[0]:
+                within = line.rstrip().endswith(file)
+            elif within and line.startswith("Rss:"):
+                held += 1024 * int(line.split()[1])
+    size = (tmp_path / "plain" / "model.safetensors").stat().st_size
+    joined = 4 * 2 * (3 * 1024 * 1024 + 2 * 1024 * 2048)  # bytes of q, k, v, gate and up of two layers in fp32
+    assert size > joined > 0.6 * size
+    # The system reads a few pages around each that is looked at.
+    assert held < (size - joined if recipe is None else 0) + 0.05 * size
+    assert made.vocabulary == WORDS

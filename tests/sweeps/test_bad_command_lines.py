@@ -25,6 +25,7 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "quantize": (["--format", "fp8", "--out", "made"], ["model"]),
     "run": ([], ["script.py"]),
     "scale": (["--model", "llama-7b", "--gpus", "8", "--recipe", "bf16"], []),
+    "serve": (["--port", "0"], ["trained"]),
     "trace": ([], ["script.py"]),
     "train": (SMALL, []),
 }
@@ -32,13 +33,15 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
 NUMBERS = ["x", "", "2.5.1", "-1", "nan", "-inf", "1e400", "0x10", "[1]", "1,2", "None", "é", "9" * 5000]
 NAMES = ["x", ",", "none.none", "é", "a b", "None", "bf16,,x", "-", "x" * 3000]
 FILES = ["none/none", "text.txt/none", "x" * 3000, "trained", "é/é"]
-KINDS = {"N": NUMBERS, "X": NUMBERS, "FILE": FILES, "DIR": FILES, "SCRIPT": FILES}
+KINDS = {"N": NUMBERS, "X": NUMBERS, "FILE": FILES, "DIR": FILES, "SCRIPT": FILES, "SIZE": NUMBERS}
 """By what the help calls a value: wrong ones; any other is a name."""
 RIGHT = {
     ("generate", "--prompt"): "any text is one",
     ("generate", "DIR", "trained"): "it is one",
     ("bench", "--json"): "the tables are refused first",
     ("generate", "--seed", "-1"): "torch's generators take it",
+    ("serve", "--name"): "any text is one",
+    ("serve", "--format"): "the directory is refused first",
     ("train", "--out", "trained"): "it may be written to",
     ("train", "--resume", "trained"): "it is one",
     ("train", "--out", "none/none"): "folders are made",

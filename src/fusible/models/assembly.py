@@ -59,6 +59,8 @@ class Read:
     device: torch.device
     recipe: Recipe | None
     trainable: bool
+    _copied: list[str] = field(default_factory=list, repr=False)
+    """What the layer that is being made has been copied from."""
 
     def has(self, name: str) -> bool:
         return name in self.checkpoint
@@ -72,7 +74,10 @@ class Read:
             parts = [self._values(part) for part in parts]
         parts = [part.T for part in parts] if transposed else parts
         joined = joined_rows(parts)
-        return [self._as_asked(part) for part in (parts if joined is None else [joined])]
+        asked = [self._as_asked(part) for part in (parts if joined is None else [joined])]
+        if self.recipe is not None or len(asked) < len(parts) or asked[0] is not parts[0]:
+            self._copied.extend(names)
+        return asked
 
     def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0) -> torch.Tensor:
         return self._as_asked(torch.cat([self._plain(name, (size,)) for name, size in zip(names, sizes, strict=True)]))
@@ -82,11 +87,16 @@ class Read:
         for expert, of_expert in zip(made, names, strict=True):
             for place, name in zip(expert.split(shape[0]), of_expert, strict=True):
                 place.copy_(self._plain(name, shape))
+                self.checkpoint.release(name)
         return made
 
     def held(self, module: nn.Module) -> nn.Module:
-        quantized = any(isinstance(parameter, QuantizedTensor) for parameter in module.parameters())
-        return module if self.recipe is None or quantized else quantize_parameters(module, recipe=self.recipe)
+        if self.recipe is not None:
+            quantize_parameters(module, recipe=self.recipe)
+        for name in self._copied:  # else the process would hold the file's pages beside what was made of them
+            self.checkpoint.release(name)
+        self._copied.clear()
+        return module
 
     def _as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, QuantizedTensor):

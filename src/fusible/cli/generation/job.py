@@ -1,4 +1,4 @@
-"""``fusible generate``: from a saved run to text."""
+"""``fusible generate``: from a saved run, or a Hugging Face directory, to text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
+from fusible.cli.generation.directory_job import continue_prompts
 from fusible.cli.generation.engine import generate
-from fusible.cli.generation.options import named_as_options
+from fusible.cli.generation.loading import is_model_folder
+from fusible.cli.generation.options import check_counts, named_as_options
 from fusible.cli.generation.printing import TextStream
 from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.layout import load_runs
@@ -23,25 +25,44 @@ from fusible.pytorch import KVCache, MultiHeadedSelfAttention, parameter_bytes, 
 
 __all__ = ["generate_text"]
 
+_BYTES, _TEMPERATURE, _EXECUTOR = 200, 0.8, "eager"
+_OF_RUNS = ("bytes", "executor")
+_OF_DIRECTORIES = ("chat", "system", "max_tokens", "top_p", "min_p", "repetition_penalty", "stop", "format", "max_memory")
+
 
 def generate_text(given: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    if is_model_folder(Path(given.folder)):
+        _refuse(given, _OF_RUNS, "a run of 'fusible train'", "a Hugging Face directory")
+        return continue_prompts(given)
+    _refuse(given, _OF_DIRECTORIES, "a Hugging Face directory", "another DIR")
+    return _continue_bytes(given)
+
+
+def _refuse(given: argparse.Namespace, names: tuple[str, ...], wanted: str, got: str) -> None:
+    """Options of the other kind of DIR: what they ask for is not silently left out."""
+    for name in names:
+        if getattr(given, name) is not None and getattr(given, name) is not False:  # 0 is given
+            raise ArgumentError(expected(wanted, of=f"--{name.replace('_', '-')}", got=got, do="leave it out"))
+
+
+def _continue_bytes(given: argparse.Namespace) -> int:
+    count = _BYTES if given.bytes is None else given.bytes
     with named_as_options():
-        sampling = Sampling(given.temperature, given.top_k)
-    if given.bytes < 1:
-        raise ArgumentError(expected("at least 1", of="--bytes", got=given.bytes, do="give a larger number"))
+        sampling = Sampling(_TEMPERATURE if given.temperature is None else given.temperature, given.top_k)
+    check_counts({"--bytes": count})
     prompts = [prompt.encode() for prompt in given.prompt or ["\n"]]
     if not all(prompts):
         raise ArgumentError(expected("at least one byte", of="--prompt", got="none", do="give a text to go on from"))
-    model = load_model(Path(given.folder), given.recipe, given.executor)
-    longest = max(map(len, prompts)) + given.bytes
+    model = load_model(Path(given.folder), given.recipe, given.executor or _EXECUTOR)
+    longest = max(map(len, prompts)) + count
     _check_memory(model, len(prompts) * longest)
     cache = KVCache(len(prompts), longest, page_size=given.page_size, dtype=model.activation)
     stream = TextStream(sys.stdout, prompts)
     generator = torch.Generator().manual_seed(given.seed)
     began, made = time.perf_counter(), 0
     try:
-        for tokens in generate(model.next_bytes, [list(prompt) for prompt in prompts], given.bytes, sampling, generator, cache):
+        for tokens in generate(model.next_bytes, [list(prompt) for prompt in prompts], count, sampling, generator, cache):
             stream.add(tokens)
             made += len(tokens)
     finally:

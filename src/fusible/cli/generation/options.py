@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from fusible.errors import ArgumentError, subject
+from fusible.cli.training.options import RECIPES
+from fusible.errors import ArgumentError, expected, subject
 
-__all__ = ["named_as_options"]
+__all__ = ["check_counts", "check_recipe", "named_as_options"]
 
 
 @contextmanager
@@ -20,3 +21,16 @@ def named_as_options() -> Iterator[None]:
         if error.argument is None or subject(text) != error.argument:
             raise
         raise ArgumentError(text.replace(error.argument, f"--{error.argument.replace('_', '-')}", 1)) from None
+
+
+def check_counts(given: Mapping[str, int | None]) -> None:
+    """Raise ``ArgumentError`` for a number below 1, by its option."""
+    for option, value in given.items():
+        if value is not None and value < 1:
+            raise ArgumentError(expected("at least 1", of=option, got=value, do="give a larger number"))
+
+
+def check_recipe(recipe: str | None) -> None:
+    """Raise ``ArgumentError`` for a name that no recipe has."""
+    if recipe is not None and recipe not in RECIPES:
+        raise ArgumentError(expected(f"one of {', '.join(RECIPES)}", of="--recipe", got=repr(recipe), do="name one of these"))

@@ -1,11 +1,11 @@
-"""Prints sequences of bytes as text while they grow."""
+"""Prints sequences as text while they grow."""
 
 from __future__ import annotations
 
 import codecs
 from typing import TextIO
 
-__all__ = ["TextStream"]
+__all__ = ["TextColumns", "TextStream"]
 
 
 class TextStream:
@@ -45,3 +45,47 @@ class TextStream:
         self._out.write(self._waiting[index])
         self._waiting[index] = ""
         self._out.flush()
+
+
+class TextColumns:
+    """Writes texts that grow together to ``out``, one after another: the first that has not ended while it grows, those behind it in their turn.
+
+    ``heads``: what each begins with.
+    """
+
+    def __init__(self, out: TextIO, heads: list[str]) -> None:
+        self._out, self._waiting = out, list(heads)
+        self._ended = [False] * len(heads)
+        self._current = 0
+        self._begin()
+
+    def add(self, index: int, text: str, ended: bool = False) -> None:
+        """Further text of one of them."""
+        self._waiting[index] += text
+        self._ended[index] |= ended
+        while self._current < len(self._waiting) and (self._current == index or self._ended[self._current]):
+            self._write()
+            if not self._ended[self._current]:
+                break
+            self._next()
+
+    def finish(self) -> None:
+        """Write what has not been written, of texts that were interrupted too."""
+        while self._current < len(self._waiting):
+            self._write()
+            self._next()
+
+    def _write(self) -> None:
+        self._out.write(self._waiting[self._current])
+        self._waiting[self._current] = ""
+        self._out.flush()
+
+    def _next(self) -> None:
+        self._out.write("\n")
+        self._out.flush()
+        self._current += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        if 1 < len(self._waiting) > self._current:
+            self._out.write(f"[{self._current + 1}]\n")

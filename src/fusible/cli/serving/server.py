@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import ExitStack
 from types import FrameType
 
 import uvicorn
@@ -22,14 +23,16 @@ _AFTER_GRACE = 3
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket for the server; clients are refused until it runs. Raises ``ArgumentError`` where there can be none."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        made = socket.socket(family)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except (OSError, OverflowError, UnicodeError) as error:
-        got = f"{host}:{port} ({getattr(error, 'strerror', None) or error})"
-        raise ArgumentError(expected("an address that is free", of="--host and --port", got=got, do="name another")) from None
+    with ExitStack() as undone:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            made = undone.enter_context(socket.socket(family))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except (OSError, OverflowError, UnicodeError) as error:
+            got = f"{host}:{port} ({getattr(error, 'strerror', None) or error})"
+            raise ArgumentError(expected("an address that is free", of="--host and --port", got=got, do="name another")) from None
+        undone.pop_all()
     return made
 
 

@@ -78,6 +78,12 @@ class Checkpoint(Mapping[str, Any]):
             return self.shards.at(self.plain[name])
         return weight.layout.decode(self.parts(name), self.dtype, weight.note)
 
+    def release(self, name: str) -> None:
+        """Let the system have back the memory of a tensor that was copied and that nobody looks at any more. It can be read again."""
+        weight = self.weights.get(name)
+        for entry in [self.plain[name]] if weight is None else [self.shards.entries[stored] for stored in weight.stored.values()]:
+            self.shards.release(entry)
+
     def parts(self, name: str) -> dict[str, torch.Tensor]:
         """The stored tensors of a quantized weight, by what their names have behind its own."""
         return {suffix: self.shards.at(self.shards.entries[stored]) for suffix, stored in self.weights[name].stored.items()}

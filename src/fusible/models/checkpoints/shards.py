@@ -48,6 +48,13 @@ class Shards:
             flat = flat.clone()
         return flat.view(entry.dtype).view(entry.shape)
 
+    def release(self, entry: Entry) -> None:
+        """Let the system have back the memory of a tensor that was copied and that nobody looks at any more. Read again, it comes from the file."""
+        held, page = self._mapped.get(entry.file), mmap.PAGESIZE
+        first, last = -(-entry.start // page) * page, (entry.start + entry.nbytes) // page * page  # a page at an edge is another tensor's too
+        if held is not None and last > first and hasattr(held, "madvise"):
+            held.madvise(mmap.MADV_DONTNEED, first, last - first)
+
     def _file(self, name: str) -> mmap.mmap:
         held = self._mapped.get(name)
         if held is None:

@@ -68,7 +68,7 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
         self.sampling = sampling
-        self._random = random.Random(sampling.seed)
+        self._random = random.Random(None if sampling.seed is None else sampling.seed % 2**64)  # Random(-1) would be Random(1)
         self._seen = dict.fromkeys(prompt) if sampling.repetition_penalty != 1 else None
 
     def add(self, token: int) -> None:

@@ -1,0 +1,113 @@
+"""From a Hugging Face directory to what goes on from text: its model, tokenizer, chat template, and an engine that fits in memory."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusible.cli.generation.sizes import bytes_per_token, pages_within
+from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.machine import available_memory, resident_memory
+from fusible.models.generation import Engine, LanguageModel, Sampling
+from fusible.models.text import ChatTemplate, Tokenizer
+from fusible.models.text.config_files import read_config
+
+__all__ = ["TextModel", "default_sampling", "is_model_folder", "load_language_model", "load_text_model", "make_engine"]
+
+_SPARE = 0.9
+"""Of the memory that is there, what keys and values may take: activations and other programs need some too."""
+
+
+@dataclass
+class TextModel:
+    """A model with what turns text into its tokens. ``config``: of ``config.json``. ``sampling``: of ``generation_config.json``."""
+
+    folder: Path
+    model: LanguageModel
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    config: dict[str, Any]
+    generation: dict[str, Any]
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether ``folder`` is a Hugging Face directory. A run of ``fusible train`` has no ``config.json``."""
+    return (folder / "config.json").is_file()
+
+
+def load_language_model(folder: Path, *, recipe: str | None = None, format: str | None = None) -> LanguageModel:
+    """The model in ``folder``, under ``recipe``, its weights held in ``format``."""
+    load = getattr(importlib.import_module("fusible.models"), "from_pretrained", None)
+    if load is None:
+        raise ArgumentError(expected("a run of 'fusible train'", of=f"DIR {folder}", got="a Hugging Face directory", do="name the --out of a run"))
+    return load(folder, recipe=recipe, format=format)
+
+
+def load_text_model(folder: Path, *, recipe: str | None = None, format: str | None = None) -> TextModel:
+    """All of ``folder``. The small files come first, so that what is wrong with them is told at once."""
+    if not is_model_folder(folder):
+        got, do = "none", "name one that has a config.json, a tokenizer.json and weights"
+        raise CheckpointError(expected("a Hugging Face directory", of=f"DIR {folder}", got=got, do=do))
+    config, generation = read_config(folder, "config.json"), read_config(folder, "generation_config.json")
+    tokenizer = Tokenizer.from_folder(folder)
+    chat = ChatTemplate.from_folder(folder, tokenizer.special_tokens)
+    return TextModel(folder, load_language_model(folder, recipe=recipe, format=format), tokenizer, chat, config, generation)
+
+
+def default_sampling(generation: Mapping[str, Any], temperature: float) -> Sampling:
+    """What ``generation_config.json`` recommends; ``temperature`` where it says nothing of that."""
+
+    def number(name: str, default: float) -> float:
+        value = generation.get(name)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    try:
+        return Sampling(
+            number("temperature", temperature),
+            int(number("top_k", 0)) or None,
+            number("top_p", 1.0),
+            number("min_p", 0.0),
+            number("repetition_penalty", 1.0),
+        )
+    except ArgumentError as error:
+        raise CheckpointError(f"generation_config.json: {error}") from None
+
+
+def make_engine(
+    loaded: TextModel,
+    *,
+    sequences: int,
+    capacity: int | None = None,
+    page_size: int | None = None,
+    pages: int | None = None,
+    tokens_per_step: int = 512,
+    max_memory: int | None = None,
+) -> Engine:
+    """An engine for ``sequences`` of ``capacity`` tokens (default: the model's context), in as many ``pages`` as the memory has room for.
+
+    ``max_memory``: bytes that the process may take in all; by default what there is. Raises ``ArgumentError`` where too little is there.
+    """
+    context = loaded.model.context
+    if (capacity or 1) > context:
+        of, do = "the tokens of a sequence", "give a shorter prompt, or ask for fewer tokens"
+        raise ArgumentError(expected(f"at most {context}, the context of the model", of=of, got=capacity, do=do))
+    capacity, page_size = capacity or context, page_size or 16
+    cache = loaded.model.new_cache(1, 1)
+    token_bytes = bytes_per_token(loaded.config, cache.dtype.itemsize)
+    if pages is None and token_bytes is not None:
+        room = int(_SPARE * _free(cache.device)) if max_memory is None else max_memory - _taken(cache.device)
+        pages = pages_within(room, token_bytes, sequences=sequences, capacity=capacity, page_size=page_size)
+    return Engine(loaded.model, sequences=sequences, capacity=capacity, page_size=page_size, pages=pages, tokens_per_step=tokens_per_step)
+
+
+def _free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+
+
+def _taken(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_memory()

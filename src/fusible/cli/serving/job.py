@@ -1,0 +1,48 @@
+"""``fusible serve``: from a directory to a server that runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fusible.cli.generation.loading import default_sampling, load_text_model, make_engine
+from fusible.cli.generation.options import check_counts, check_recipe
+from fusible.cli.generation.sizes import parse_size
+from fusible.cli.serving.limits import Limits
+from fusible.cli.serving.service import ServedModel, Service
+from fusible.errors import ArgumentError, expected
+from fusible.models.text.libraries import library
+
+__all__ = ["serve"]
+
+_TEMPERATURE = 1.0
+"""Of requests that say nothing, where the directory does not either: the interface's default."""
+
+
+def serve(given: argparse.Namespace) -> int:
+    """Run the command, until a signal ends it, and return its exit code."""
+    limits = Limits(given.max_tokens, given.concurrency, given.queue_seconds, given.request_seconds, given.grace_seconds, given.body_bytes)
+    check_recipe(given.recipe)
+    names = ("sequences", "context", "page_size", "pages", "tokens_per_step")
+    check_counts({f"--{name.replace('_', '-')}": getattr(given, name) for name in names})
+    memory = None if given.max_memory is None else parse_size(given.max_memory, "--max-memory")
+    if not 0 <= given.port < 2**16:
+        raise ArgumentError(expected("a number from 0 to 65535", of="--port", got=given.port, do="give another"))
+    library("starlette", "serve")
+    server = library("uvicorn", "serve", module="fusible.cli.serving.server")
+    with server.bind(given.host, given.port) as sock:  # an address that is taken is told before weights are read
+        folder = Path(given.folder)
+        loaded = load_text_model(folder, recipe=given.recipe, format=given.format)
+        engine = make_engine(
+            loaded,
+            sequences=given.sequences,
+            capacity=given.context,
+            page_size=given.page_size,
+            pages=given.pages,
+            tokens_per_step=given.tokens_per_step,
+            max_memory=memory,
+        )
+        name = given.name or folder.resolve().name
+        served = ServedModel(name, engine, loaded.tokenizer, loaded.chat, default_sampling(loaded.generation, _TEMPERATURE))
+        server.run(Service(served, limits), sock)
+    return 0
