@@ -18,18 +18,20 @@ class Command:
     """One subcommand: a file in ``fusible.cli.commands`` that binds ``COMMAND``.
 
     ``arguments(parser)`` declares its options. ``job`` names the function that does the work, ``"module:function"``; it takes the parsed
-    options and returns the exit code. It is imported when the command is run, so that ``fusible --help`` does not wait for torch.
+    options and returns the exit code. It is imported when the command is run, so that ``fusible --help`` does not wait for torch. Where the options
+    choose among several, ``job`` gives the name for them.
     """
 
     name: str
     summary: str
     description: str
     arguments: Callable[[argparse.ArgumentParser], None]
-    job: str
+    job: str | Callable[[argparse.Namespace], str]
 
     def run(self, options: argparse.Namespace) -> int:
         """Load the job and do it."""
-        module, function = self.job.split(":")
+        name = self.job if isinstance(self.job, str) else self.job(options)
+        module, function = name.split(":")
         return getattr(importlib.import_module(module), function)(options)
 
 

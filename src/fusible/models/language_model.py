@@ -21,8 +21,9 @@ class LanguageModel(nn.Module):
     """Logits of the next token: an embedding, blocks, a last norm and a head.
 
     ``model(tokens)``: int64 ``[batch, seq]`` -> ``[batch, seq, vocabulary]`` in the dtype of activations; with ``seq_lens [batch]``, of which each
-    row's tokens beyond are padding. ``next_logits`` is what generation calls. ``config``: what ``config.json`` says of it. ``recipe``: under which it
-    computes, or None.
+    row's tokens beyond are padding. ``model(tokens [n], seq_lens [sequences])`` -> ``[n, vocabulary]``: packed sequences, one behind the other, none
+    of which sees another. ``next_logits`` is what generation calls. ``config``: what ``config.json`` says of it. ``recipe``: under which it computes,
+    or None.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class LanguageModel(nn.Module):
         return KVCache(sequences, capacity, page_size=page_size, pages=pages, dtype=self.dtype, device=self.embedding.weight.device)
 
     def forward(self, tokens: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
-        if tokens.dim() != 2:
-            raise ShapeError(expected("[batch, seq]", of="tokens of a LanguageModel", got=list(tokens.shape), do="give a row of tokens per sequence"))
-        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if self.positions is not None else None
-        x = self._embed(tokens, places)
+        if tokens.dim() != 2 and (tokens.dim() != 1 or seq_lens is None):
+            wanted = "[batch, seq], or [tokens] with seq_lens"
+            raise ShapeError(expected(wanted, of="tokens of a LanguageModel", got=list(tokens.shape), do="give a row of tokens per sequence"))
+        x = self._embed(tokens, self._places(tokens, seq_lens) if self.positions is not None else None)
         with self._computing():
             return self._capped(self.head(self.body(x, seq_lens)))
 
@@ -91,6 +92,14 @@ class LanguageModel(nn.Module):
         with self._computing():
             last = self.body(x, seq_lens, cache)[(seq_lens.cumsum(0) - 1).clamp_min(0)]
             return self._capped(self.head(last)).float()
+
+    def _places(self, tokens: torch.Tensor, seq_lens: torch.Tensor | None) -> torch.Tensor:
+        """The position of each token in its sequence."""
+        counted = torch.arange(tokens.shape[-1], device=tokens.device)
+        if tokens.dim() == 2 or seq_lens is None:
+            return counted.expand_as(tokens)
+        lengths = seq_lens.to(tokens.device)
+        return counted - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
     def _embed(self, tokens: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
         x = F.embedding(tokens, self.embedding.weight)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from fusible.cli.command import Command
+from fusible.cli.finetuning.choice import job_of
+from fusible.cli.finetuning.options import BASE_FORMATS, FinetuneOptions
 from fusible.cli.training.options import BF16_LAYERS, EXECUTORS, FP8_FORMATS, RECIPES, TrainOptions
 
 __all__ = ["COMMAND"]
 
 _DESCRIPTION = """\
 Trains a byte-level GPT, written with fusible.Sequential, on text, and compares precisions: each recipe starts from the same weights and sees the
-same batches. The last tenth of the text is held out."""
+same batches. The last tenth of the text is held out.
+
+With --model, trains that language model instead, whole or by adapters (LoRA), on your files: .txt, .jsonl or .parquet, packed into windows in which
+no document sees another."""
 
 _FILES = """\
-files in DIR:
+files in DIR, with --model:
+  model/             the trained model, as transformers loads it (with --lora: where --merge is given)
+  adapter/           with --lora: the adapters, as PEFT loads them
+  metrics.json       the loss of each step, losses on what is held out, figures, options
+  loss.png           the losses
+  checkpoint/        all that is needed to resume bit-exactly
+
+files in DIR, without:
   metrics.json       runs (loss of each step, held-out loss, tokens per second, memory, kernels called), unigram loss, text, options
   loss.png           the losses of all recipes
   pipeline.txt       the fused passes and the type on every edge, for each recipe
@@ -67,16 +80,48 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     many.add_argument("--data-parallel", metavar="N", type=int, default=argparse.SUPPRESS, help="parts of each batch (default: what is left)")
     many.add_argument("--shard-parameters", action="store_true", help="these share out parameters, gradients and moments (FSDP)")
-    parser.add_argument("--out", metavar="DIR", default=None, help="where to write (default: out/train, or the resumed folder)")
+    _of_models(parser)
+    parser.add_argument("--out", metavar="DIR", default=None, help="where to write (default: out/train, or out/model, or the resumed folder)")
     parser.add_argument("--resume", metavar="DIR", default=None, help="go on with the run in DIR; it keeps its options, --steps may be raised")
     parser.add_argument("--overwrite", action="store_true", help="start anew though DIR holds a run, which stays valid until the first save")
     parser.add_argument("--save-every", metavar="N", type=int, default=0, help="also save after every N steps (default: at the end and on Ctrl-C)")
 
 
+def _of_models(parser: argparse.ArgumentParser) -> None:
+    """The options of ``FinetuneOptions``, absent where the command line does not give them."""
+    text = "--steps, --seq-len, --batch, --lr, --decay-steps, --seed and --recipe (one) count here too, in tokens instead of bytes"
+    other = "defaults: --seq-len 512, --batch 8, --lr 1e-4, --decay-steps as --steps"
+    group = parser.add_argument_group("a model of yours", f"{text}; {other}")
+    default = FinetuneOptions("", ("none",))
+
+    def option(name: str, metavar: str, kind: type, text: str, shown: object = None, **more: Any) -> None:
+        value = getattr(default, name, None) if shown is None else shown
+        note = f" (default: {value})" if value is not None else ""
+        group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=kind, help=text + note, default=argparse.SUPPRESS, **more)
+
+    option("model", "DIR", str, "a directory with weights, or a config.json, whose model begins at random")
+    option("data", "FILE", str, "files, or patterns such as 'texts/*.txt'; of records text, messages, or prompt and completion", nargs="+")
+    option("eval_data", "FILE", str, "what to evaluate on (default: a share of --data)", "", nargs="+")
+    option("eval_share", "X", float, "the share of the tokens that is held out")
+    option("eval_every", "N", int, "also evaluate after every N steps", "at the end")
+    option("tokenizer", "DIR", str, "the directory of the tokenizer", "the model's")
+    option("micro_batch", "N", int, "windows that go through the model at once; their gradients are summed up to --batch", "all of --batch")
+    option("warmup", "N", int, "steps in which the learning rate rises")
+    option("min_lr", "X", float, "the share of the learning rate that is left at --decay-steps")
+    option("weight_decay", "X", float, "of matrices")
+    option("clip", "X", float, "the largest norm of all gradients together, 0 for any")
+    option("lora", "N", int, "the rank of adapters; 0 trains all parameters")
+    option("lora_alpha", "X", float, "their factor, times the rank", "twice the rank")
+    option("lora_targets", "T[,T...]", str, "the layers that get one, by the last parts of their names", "all products of blocks")
+    option("base_format", "F", str, f"what the weights beneath adapters are held in: {', '.join(BASE_FORMATS)}")
+    merged = "also write the model with its adapters added to its weights"
+    group.add_argument("--merge", action="store_true", default=argparse.SUPPRESS, help=merged)
+
+
 COMMAND = Command(
     name="train",
-    summary="train a byte-level GPT and compare precisions",
+    summary="train a model of yours, or a byte-level GPT to compare precisions",
     description=_DESCRIPTION,
     arguments=_arguments,
-    job="fusible.cli.training.job:train",
+    job=job_of,
 )

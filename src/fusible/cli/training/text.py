@@ -12,6 +12,7 @@ import torch
 from fusible.errors import ArgumentError, expected
 from fusible.files import read_file
 from fusible.machine import available_memory
+from fusible.models.training.schedule import hash_seed
 
 __all__ = ["Text", "read_text"]
 
@@ -67,11 +68,6 @@ def read_text(path: str | None, length: int) -> Text:
         raise ArgumentError(expected(f"at least {needed} bytes", of=f"the text {source}", got=len(content), do=do))
     everything = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     return Text(source, hashlib.sha256(content).hexdigest(), everything[:-held], everything[-held:])
-
-
-def hash_seed(seed: int, step: int) -> int:
-    """A seed for each step: the first 8 bytes of SHA-256 of ``"seed:step"``."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{step}".encode()).digest()[:8], "little") >> 1
 
 
 def _windows(content: torch.Tensor, starts: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,6 +21,7 @@ from fusible.cli.training.record import Record
 from fusible.cli.training.text import Text
 from fusible.distributed import shard_tensors
 from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.models.training.schedule import Cosine
 
 __all__ = ["Trainer", "learning_rate"]
 
@@ -35,9 +36,7 @@ def learning_rate(step: int, options: TrainOptions) -> float:
 
     It does not depend on ``options.steps``, so a run that is resumed for more steps is the run that had them from the beginning.
     """
-    progress = min(1.0, step / options.decay_steps)
-    cosine = _FLOOR + (1 - _FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
-    return options.lr * cosine * min(1.0, (step + 1) / _WARMUP)
+    return Cosine(options.lr, _WARMUP, options.decay_steps, _FLOOR)(step)
 
 
 class Trainer:

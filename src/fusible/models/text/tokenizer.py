@@ -62,6 +62,11 @@ class Tokenizer:
         """The tokens of ``text``; with ``special``, and those that the tokenizer puts around a text. Special tokens' texts in it are these tokens."""
         return self._tokenizer.encode(text, add_special_tokens=special).ids
 
+    def encode_places(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same, and of each token which characters of ``text`` it stands for, ``(first, behind the last)``; of those put around it, none."""
+        found = self._tokenizer.encode(text, add_special_tokens=special)
+        return found.ids, found.offsets
+
     def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
         """The text of ``tokens``; bytes that are no UTF-8 become U+FFFD. Spaces stay as they are: nothing is cleaned up."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)

@@ -1,0 +1,92 @@
+"""A run after some steps: what trains, its record, and how both are saved and resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fusible.cli.finetuning.choice import CHECKPOINT
+from fusible.cli.finetuning.data import Data
+from fusible.cli.finetuning.options import FinetuneOptions
+from fusible.cli.training.record import Record
+from fusible.errors import CheckpointError, expected
+from fusible.models.training import Trainer, has_run, load_run, read_manifest, save_run
+
+__all__ = ["Run", "saved_options"]
+
+
+_FORMAT = {"format": "fusible train --model", "version": 1}
+_PARAMETERS, _STATE = "parameters.safetensors", "state.safetensors"
+
+
+@dataclass
+class Run:
+    """``base``: the SHA-256 of the files of frozen weights, by name; empty where all are trained. ``evaluations``: steps and losses."""
+
+    options: FinetuneOptions
+    trainer: Trainer
+    data: Data
+    base: Mapping[str, str]
+    record: Record = field(default_factory=Record)
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    _steady: bool = False
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return self.record.step
+
+    def advance(self) -> float:
+        """Take a step and return its loss."""
+        began = time.perf_counter()
+        loss = self.trainer.step()
+        self.record.add(loss, time.perf_counter() - began, steady=self._steady)
+        self._steady = True
+        return loss
+
+    def evaluate(self) -> float | None:
+        """The loss on what is held out, after as many steps as are done; None where nothing is. Computed once."""
+        if self.data.held_out is None:
+            return None
+        if not self.evaluations or self.evaluations[-1][0] != self.step:
+            self.evaluations.append((self.step, self.trainer.evaluate(self.data.held_out)))
+        return self.evaluations[-1][1]
+
+    def save(self, out: Path) -> None:
+        """Write the state into ``out/checkpoint``, in the place of the former one."""
+        said = {**_FORMAT, "options": self.options.to_json(), "data": self.data.described, "base": dict(self.base)}
+        told = {"record": self.record.to_json(), "evaluations": self.evaluations}
+        parameters, state = self.trainer.state()
+        save_run(out / CHECKPOINT, {**said, **told}, {_PARAMETERS: parameters, _STATE: state})
+
+    def load(self, out: Path) -> None:
+        """Go on from the state in ``out/checkpoint``. Raises ``CheckpointError`` where it does not fit, before anything is changed."""
+        manifest = _manifest(out)
+        self.data.check_same(manifest.get("data"))
+        if manifest.get("base") != dict(self.base):
+            do = "name the same model with --model"
+            raise CheckpointError(expected("the weights beneath its adapters as they were", of="a resumed run", got="others", do=do))
+        record, evaluations = Record.from_json(manifest["record"]), [(int(step), float(loss)) for step, loss in manifest["evaluations"]]
+        tensors = load_run(out / CHECKPOINT, manifest)
+        self.trainer.load_state(tensors[_PARAMETERS], tensors[_STATE], record.step)
+        self.record, self.evaluations = record, evaluations
+
+
+def saved_options(out: Path) -> tuple[FinetuneOptions, int]:
+    """The options of the run in ``out``, and how many steps it has done. Raises ``CheckpointError`` where there is none."""
+    if not has_run(out / CHECKPOINT):
+        do = "name the --out of a run that was saved"
+        raise CheckpointError(expected("a checkpoint", of=f"--resume {out}", got="none", do=do))
+    manifest = _manifest(out)
+    return FinetuneOptions.from_json(manifest["options"]), Record.from_json(manifest["record"]).step
+
+
+def _manifest(out: Path) -> dict[str, Any]:
+    manifest = read_manifest(out / CHECKPOINT)
+    if any(manifest.get(key) != value for key, value in _FORMAT.items()):
+        got = f"{manifest.get('format')!r} version {manifest.get('version')!r}"
+        raise CheckpointError(expected("a run of 'fusible train --model'", of=str(out / CHECKPOINT), got=got, do="use the program that saved it"))
+    return manifest

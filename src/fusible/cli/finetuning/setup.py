@@ -1,0 +1,55 @@
+"""The model that a run trains: of a checkpoint or a configuration, whole or beneath adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from fusible import models
+from fusible.cli.finetuning.options import FinetuneOptions
+from fusible.cli.training.model import RECIPES_BY_NAME
+from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.files import parse_json, read_file
+from fusible.models import LanguageModel
+from fusible.models.checkpoints import open_checkpoint
+from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.text import Tokenizer
+from fusible.models.training import add_adapters, fingerprint
+
+__all__ = ["base_files", "load_model"]
+
+
+def load_model(options: FinetuneOptions, tokenizer: Tokenizer) -> LanguageModel:
+    """The model with gradients for what is trained. Raises ``FusibleError`` where it cannot be loaded, or does not go with windows and tokenizer."""
+    recipe, dtype = RECIPES_BY_NAME[options.recipe]
+    if options.from_config:
+        entries = parse_json(read_file(options.model, error=ArgumentError, missing=ArgumentError, do="name a config.json"), of=options.model)
+        if not isinstance(entries, dict):
+            got = f"a {type(entries).__name__}"
+            raise CheckpointError(expected("an object", of=f"--model {options.model}", got=got, do="name a config.json"))
+        model = models.from_config(entries, recipe, dtype=dtype, seed=options.seed)
+    elif options.lora:
+        held = HELD_FORMATS.get(options.base_format)
+        model = models.from_pretrained(options.model, held, dtype=dtype)
+        model.recipe = recipe
+        add_adapters(model, options.lora, options.alpha, options.lora_targets, seed=options.seed)
+    else:
+        model = models.from_pretrained(options.model, recipe, dtype=dtype, trainable=True)
+    if options.seq_len > model.context:
+        wanted = f"at most {model.context}, the context of the model"
+        raise ArgumentError(expected(wanted, of="--seq-len", got=options.seq_len, do="give a smaller one"))
+    if tokenizer.vocabulary > model.vocabulary:
+        wanted = f"a tokenizer of at most the model's {model.vocabulary} tokens"
+        raise ArgumentError(expected(wanted, of="--tokenizer", got=f"one of {tokenizer.vocabulary}", do="name the one that belongs to the model"))
+    torch.manual_seed(options.seed)
+    return model
+
+
+def base_files(options: FinetuneOptions) -> Mapping[str, str]:
+    """The SHA-256 of the files that hold weights which stay as they are; none where all are trained."""
+    if not options.lora:
+        return {}
+    files = sorted({entry.file for entry in open_checkpoint(options.model).shards.entries.values()})
+    return {name: fingerprint(Path(options.model) / name) for name in files}

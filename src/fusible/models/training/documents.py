@@ -1,0 +1,116 @@
+"""``read_documents``: what a model is to learn, of files of text, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusible.errors import ArgumentError, expected
+from fusible.files import parse_json, read_file
+from fusible.models.text import ChatTemplate
+from fusible.models.text.libraries import library
+
+__all__ = ["Document", "KINDS_OF_FILES", "read_documents"]
+
+KINDS_OF_FILES = (".txt", ".jsonl", ".parquet")
+_FIELDS = "text, messages, or prompt and completion"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text. ``learned``: the stretches of it, ``(first, behind the last)`` in characters, whose tokens are to be foretold; None for all.
+
+    ``whole``: whether the tokenizer puts around it what stands around a text, and a token of its end behind it; a chat template has its own.
+    """
+
+    text: str
+    learned: tuple[tuple[int, int], ...] | None = None
+    whole: bool = True
+
+
+def read_documents(paths: Sequence[Path], chat: ChatTemplate | None = None) -> Iterator[Document]:
+    """The documents of files, in order, empty ones left out.
+
+    A ``.txt`` is one document. A line of a ``.jsonl``, or a row of a ``.parquet`` (which needs pyarrow), is one that has ``text``; or ``prompt`` and
+    ``completion``, of which the second is learned; or ``messages``, put together by the template ``chat``, of which the assistant's are learned.
+
+    Raises ``ArgumentError`` for another kind of file, and for one that cannot be read; ``CheckpointError`` for lines that are no JSON;
+    ``MissingModuleError`` where pyarrow is wanted and missing.
+    """
+    for path in paths:
+        if path.suffix not in _READERS:
+            raise ArgumentError(expected(f"a file of {', '.join(KINDS_OF_FILES)}", of=str(path), got=repr(path.suffix), do="convert it"))
+        for document in _READERS[path.suffix](path, chat):
+            if document.text:
+                yield document
+
+
+def _content(path: Path) -> bytes:
+    return read_file(path, do="name another file", error=ArgumentError, missing=ArgumentError)
+
+
+def _decoded(content: bytes, of: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ArgumentError(expected("a text in UTF-8", of=of, got="other bytes", do="convert it")) from None
+
+
+def _text(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:
+    yield Document(_decoded(_content(path), str(path)))
+
+
+def _json_lines(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:
+    for number, line in enumerate(_content(path).split(b"\n"), 1):
+        if line.strip():
+            of = f"line {number} of {path}"
+            yield _of_record(parse_json(line, of=of, do="repair the line", large_integers=True), of, chat)
+
+
+def _parquet(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:
+    arrow, reader = library("pyarrow", extra="parquet"), library("pyarrow", extra="parquet", module="pyarrow.parquet")
+    try:
+        file = reader.ParquetFile(arrow.BufferReader(_content(path)))
+        names = set(file.schema_arrow.names)
+        wanted = [name for name in ("text", "messages", "prompt", "completion") if name in names]
+        rows = (row for batch in file.iter_batches(columns=wanted) for row in batch.to_pylist())
+    except arrow.ArrowException as error:
+        raise ArgumentError(expected("a file of Parquet", of=str(path), got=f"damaged content ({error})", do="name another file")) from None
+    for number, row in enumerate(rows, 1):
+        yield _of_record({name: value for name, value in row.items() if value is not None}, f"row {number} of {path}", chat)
+
+
+_READERS = {".txt": _text, ".jsonl": _json_lines, ".parquet": _parquet}
+
+
+def _of_record(record: Any, of: str, chat: ChatTemplate | None) -> Document:
+    if isinstance(record, Mapping):
+        if isinstance(record.get("messages"), list):
+            return _of_messages(record["messages"], of, chat)
+        prompt, completion, text = (record.get(name) for name in ("prompt", "completion", "text"))
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return Document(prompt + completion, ((len(prompt), len(prompt) + len(completion)),))
+        if isinstance(text, str):
+            return Document(text)
+    got = f"an object of {', '.join(map(repr, record)) or 'nothing'}" if isinstance(record, Mapping) else f"a {type(record).__name__}"
+    raise ArgumentError(expected(f"an object with {_FIELDS}", of=of, got=got[:200], do="convert the file"))
+
+
+def _of_messages(messages: Sequence[Any], of: str, chat: ChatTemplate | None) -> Document:
+    """A conversation as its template writes it. What the assistant says is found as what the text has more with a message than up to it."""
+    if chat is None:
+        raise ArgumentError(expected("a tokenizer with a chat template", of=of, got="messages and no template", do="give text, or another tokenizer"))
+    if not all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages):
+        raise ArgumentError(expected("messages that have a role and a content", of=of, got="others", do="repair them"))
+    text, learned = chat.render(messages, add_generation_prompt=False), list[tuple[int, int]]()
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before, through = chat.render(messages[:place]), chat.render(messages[: place + 1], add_generation_prompt=False)
+        if not (text.startswith(through) and through.startswith(before)):
+            wanted = "a chat template whose text grows with each message"
+            raise ArgumentError(expected(wanted, of=of, got="one that changes what came before", do="give the conversation as text"))
+        learned.append((len(before), len(through)))
+    return Document(text, tuple(learned), whole=False)

@@ -1,0 +1,138 @@
+"""Steps of a ``Trainer`` beside a plain training of transformers' model in torch: the same losses and parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finetune_models import checkpoint, corpus_of, new_model, pieces
+from torch.nn import functional as F
+
+from fusible.errors import ArgumentError
+from fusible.models import LanguageModel, from_config, from_pretrained, save_pretrained
+from fusible.models.training import Cosine, Order, StepOptions, Trainer, Windows, pack
+from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, MXFP8BlockScaling
+
+RATE = Cosine(3e-3, 2, 12, 0.1)
+EPS = 2.0**-24
+LENGTHS = [5, 40, 17, 1, 33, 2, 64, 9, 20, 70, 31, 12, 55, 8, 44, 90]
+"""Of documents: shorter and longer than a window of 32."""
+
+
+def options(batch: int = 4, micro_batch: int = 2, **more: Any) -> StepOptions:
+    return StepOptions(batch, micro_batch, RATE, seed=3, **more)
+
+
+def plain_steps(model: Any, windows: Windows, of: StepOptions, count: int) -> list[float]:
+    """The same training with torch alone: every sequence by itself, the loss a mean over all tokens, torch's AdamW."""
+    parameters = list(model.parameters())
+    groups = [{"params": [p for p in parameters if p.ndim > 1], "weight_decay": of.weight_decay}]
+    groups.append({"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=of.betas, eps=of.eps)
+    order, losses = Order(len(windows), of.seed), list[float]()
+    for step in range(count):
+        batch = windows.batch(order.places(step, of.batch))
+        summed = sum(F.cross_entropy(model(tokens[None]).logits[0].float(), targets, reduction="sum") for tokens, targets in pieces(batch))
+        loss = summed / (batch.targets != -100).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, of.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = of.rate(step)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def loaded(folder: Path, recipe: Any = None, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    return from_pretrained(folder, recipe or HighPrecision(), dtype=dtype, trainable=True)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
+def test_packed_steps_are_those_of_transformers_on_each_document_by_itself(kind: str, tmp_path: Path) -> None:
+    """In fp32. Adam divides by the root of the second moment, so a gradient that rounding dominates moves by up to the learning rate: losses are
+    compared more closely than parameters."""
+    windows = pack(corpus_of(LENGTHS), 32)
+    trainer = Trainer(loaded(checkpoint(tmp_path, kind)), windows, options())
+    reference = new_model(kind)
+    found, wanted = [trainer.step() for _ in range(6)], plain_steps(reference, windows, options(), 6)
+    assert found == pytest.approx(wanted, rel=64 * EPS * 32)
+    save_pretrained(trainer.model, tmp_path / "trained")
+    theirs = dict(reference.named_parameters())
+    ours = dict(type(reference).from_pretrained(tmp_path / "trained").named_parameters())
+    assert ours.keys() == theirs.keys()
+    for name, parameter in ours.items():
+        off = (parameter - theirs[name]).abs()
+        if name.endswith("c_attn.bias"):
+            off[32:64] = 0.0  # of keys: the softmax does not depend on it, so its gradient is nothing but rounding
+        assert off.max() < 0.01 * sum(RATE(step) for step in range(6)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_micro_batches_sum_to_the_gradient_of_the_batch(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Windows of which few tokens are learned among others: a mean of means would differ by much."""
+    corpus = corpus_of(LENGTHS)
+    corpus.learned[: len(corpus) // 2] = torch.rand(len(corpus) // 2, generator=torch.Generator().manual_seed(0)) < 0.1
+    windows, folder = pack(corpus, 32), checkpoint(tmp_path)
+    gradients, losses = [], []
+    for micro_batch in (8, 2, 1):
+        trainer = Trainer(loaded(folder, dtype=dtype), windows, options(8, micro_batch, clip=0.0))
+        losses.append(trainer.step())
+        gradients.append(torch.cat([p.grad.flatten() for p in trainer.parameters.values() if p.grad is not None]))
+    eps = EPS if dtype is torch.float32 else 2.0**-8
+    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=16 * eps)
+    for gradient in gradients[1:]:
+        assert gradient.dtype is torch.float32 and (gradient - gradients[0]).norm() < 16 * eps * gradients[0].norm()
+
+
+@pytest.mark.parametrize("recipe", [DelayedScaling(), Float8CurrentScaling(), MXFP8BlockScaling()], ids=lambda recipe: type(recipe).__name__)
+def test_losses_in_8_bits_fall_as_those_of_bf16(recipe: Any, tmp_path: Path) -> None:
+    windows, folder = pack(corpus_of(LENGTHS), 32), checkpoint(tmp_path)
+    runs = []
+    for of in (HighPrecision(), recipe):
+        trainer = Trainer(loaded(folder, of, torch.bfloat16), windows, options())
+        before = trainer.evaluate(windows)
+        runs.append([trainer.step() for _ in range(30)])
+        assert trainer.evaluate(windows) < before - 0.4
+    # An operand of 8 bits is off by 2^-4 at most, and errors of products of some dozens average out; the losses agree to a few percent.
+    assert runs[1] == pytest.approx(runs[0], rel=2.0**-5)
+
+
+def test_a_new_model_learns_tokens_by_heart(tmp_path: Path) -> None:
+    config = new_model().config.to_dict()
+    windows = pack(corpus_of([33] * 4), 32)
+    trainer = Trainer(from_config(config, HighPrecision(), seed=1), windows, StepOptions(4, 4, Cosine(2e-2, 5, 60), weight_decay=0.0))
+    losses = [trainer.step() for _ in range(60)]
+    assert losses[0] == pytest.approx(6.4, abs=0.6) and losses[-1] < 1.0
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
+    windows = pack(corpus_of(LENGTHS), 32)
+    model = loaded(checkpoint(tmp_path))
+    with torch.no_grad():
+        model.head.weight[5, 5] = float("nan")
+    trainer = Trainer(model, windows, options())
+    before = {name: p.clone() for name, p in trainer.parameters.items()}
+    with pytest.raises(ArgumentError, match=r"step 1: expected a finite loss.*; lower --lr"):
+        trainer.step()
+    assert (
+        all(
+            torch.equal(
+                before[name],
+                p,
+            )
+            or name.startswith("head")
+            for name, p in trainer.parameters.items()
+        )
+        and trainer.done == 0
+    )
+
+
+def test_options_out_of_range_are_refused() -> None:
+    for wrong in ({"batch": 0}, {"micro_batch": 3}, {"clip": -1.0}, {"weight_decay": float("nan")}):
+        with pytest.raises(ArgumentError):
+            options(**wrong)
+    with pytest.raises(ArgumentError, match="parameters that require gradients"):
+        Trainer(from_config(new_model().config.to_dict()).requires_grad_(False), pack(corpus_of(LENGTHS), 32), options())
