@@ -1,4 +1,4 @@
-"""Models whose weights are held in 8 bits alone."""
+"""Models whose weights are held in 8 bits, or in 4, alone."""
 
 from __future__ import annotations
 
@@ -8,25 +8,42 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor, is_quantized_type, take_apart
 from fusible.ops import Op
 from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor, QuantizedTensor
+from fusible.quantized import (
+    DelayedScalingRequest,
+    Float8CurrentScalingQuantizer,
+    QuantizedTensor,
+    Quantizer,
+    QuantizerRole,
+    Recipe,
+    quantizer_for_role,
+)
 from fusible.tex import DType
 from fusible.tex.calls.transaction import Write, run
 
 __all__ = ["parameter_bytes", "quantize_parameters"]
 
 M = TypeVar("M", bound=nn.Module)
+_WEIGHT = QuantizerRole("linear", "weight")
 
 
-def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
+def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recipe: Recipe | None = None) -> M:
     """Replace the weights of matrix products in ``model`` by their 8-bit values, one scale each, and give the model back; for inference.
 
-    What they were is not kept, so they take a byte an element, and no call makes another copy. They get no gradient. Every recipe takes them as they
-    are; outside of ``autocast``, activations stay in their own precision. A parameter that several modules share is quantized once.
+    ``recipe`` says otherwise how: weights are held as it quantizes them, in MXFP8 (33/32 of a byte an element), FP8 in blocks, or NVFP4 (9/16 of a
+    byte), e.g. ``quantize_parameters(model, recipe=MXFP8BlockScaling())``; ``fp8_dtype`` is then the recipe's own. Under ``DelayedScaling``, too, a
+    weight's one scale follows from its own largest magnitude.
+
+    What they were is not kept, and no call makes another copy. They get no gradient. Every recipe takes them as they are; outside of ``autocast``,
+    activations stay in their own precision. A weight that is quantized already stays as it is. A parameter that several modules share is quantized
+    once. Raises ``ShapeError`` for a weight whose sizes the format does not hold and ``ArgumentError`` for a recipe that quantizes no weights, before
+    anything is changed.
     """
+    quantizer = _quantizer(fp8_dtype, recipe)
     done: dict[int, nn.Parameter] = {}
     writes: list[Write] = []  # made at once: an interrupt finds all weights in 8 bits or none
     modules = [module for module in model.modules() if isinstance(module, BaseModule)]
@@ -38,10 +55,10 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
             for name, parameter_name in zip(bound.op.arg_names, bound.parameters, strict=True):
                 asked = bound.op.type_of(name)
                 parameter = module._parameters[parameter_name]
-                if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, Float8Tensor):
+                if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, QuantizedTensor):
                     continue
                 if id(parameter) not in done:
-                    done[id(parameter)] = _quantized(parameter, fp8_dtype)
+                    done[id(parameter)] = _quantized(parameter, quantizer)
                 held = done[id(parameter)]
                 writes.append(partial(module._parameters.__setitem__, parameter_name, held))
                 changed[bound.op] = changed.get(bound.op, bound.op).with_(**{name: Tensor(held, stored_type(held))})
@@ -60,7 +77,21 @@ def _held(parameter: torch.Tensor) -> list[torch.Tensor]:
     return take_apart(parameter.storage_without_autograd())[0] if isinstance(parameter, QuantizedTensor) else [parameter]
 
 
-def _quantized(parameter: torch.Tensor, fp8_dtype: DType) -> nn.Parameter:
-    quantizer = Float8CurrentScalingQuantizer(fp8_dtype, columnwise=False)
+def _quantizer(fp8_dtype: DType, recipe: Recipe | None) -> Quantizer:
+    """What makes the rows of weights, and no copy by columns, which nothing but a backward reads."""
+    if recipe is None:
+        return Float8CurrentScalingQuantizer(fp8_dtype, columnwise=False)
+    if not isinstance(recipe, Recipe):
+        raise DTypeError(expected("a recipe", of="quantize_parameters", got=repr(recipe), do="give e.g. fusible.MXFP8BlockScaling()"))
+    quantizer = quantizer_for_role(recipe.settled(), _WEIGHT)
+    if isinstance(quantizer, DelayedScalingRequest):
+        return Float8CurrentScalingQuantizer(quantizer.fp8_format.forward, columnwise=False)
+    if not isinstance(quantizer, Quantizer):
+        do = "give one of a format of 8 or 4 bits"
+        raise ArgumentError(expected("a recipe that quantizes weights", of="quantize_parameters", got=repr(recipe), do=do))
+    return quantizer.with_usages(rowwise=True, columnwise=False)
+
+
+def _quantized(parameter: torch.Tensor, quantizer: Quantizer) -> nn.Parameter:
     with torch.no_grad():
         return nn.Parameter(quantizer(parameter), requires_grad=False)
