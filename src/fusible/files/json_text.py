@@ -20,15 +20,16 @@ class _Refused(ValueError):
     """Says in a few words what is wrong with a text."""
 
 
-def parse_json(content: bytes | str, *, of: str, do: str = "use an intact checkpoint") -> Any:
+def parse_json(content: bytes | str, *, of: str, do: str = "use an intact checkpoint", infinite: bool = False) -> Any:
     """The value of a JSON text in UTF-8.
 
     Raises ``CheckpointError``, which names ``of``, for a text that is no JSON, and for JSON that readers understand differently or not at all: a
-    repeated key, NaN and infinities, integers of more than 64 bits, brackets nested more than 200 deep.
+    repeated key, NaN and infinities, integers of more than 64 bits, brackets nested more than 200 deep. ``infinite`` lets NaN and infinities pass, by
+    the names that Python's ``json`` writes them with: transformers does, into the configs of some families.
     """
     try:
         text = content if isinstance(content, str) else content.decode()
-        value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant)
+        value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=float if infinite else _constant)
         _check_depth(value)
     except _Refused as problem:
         raise CheckpointError(expected("JSON", of=of, got=str(problem), do=do)) from None

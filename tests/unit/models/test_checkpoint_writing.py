@@ -179,6 +179,14 @@ def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["model"] and set(open_checkpoint(tmp_path / "model")) == {"x"}
 
 
+def test_a_config_may_have_infinities(tmp_path: Path) -> None:
+    """As those of Mamba-2 have: ``"time_step_limit": [0.0, Infinity]``."""
+    config = {**CONFIG, "time_step_limit": [0.0, float("inf")]}
+    write_checkpoint(tmp_path / "model", config, some(1))
+    assert "Infinity" in (tmp_path / "model" / "config.json").read_text()
+    assert open_checkpoint(tmp_path / "model").config == config
+
+
 def test_other_files_are_copied(tmp_path: Path) -> None:
     folder = write(CASES["plain"](), tmp_path / "model", shards=2)
     for name in ("tokenizer.json", "chat_template.jinja", "pytorch_model.bin", "model.gguf", ".hidden", "vocab.txt"):
