@@ -20,6 +20,12 @@ const Kernels& kernels_for(ElementKind a, ElementKind b) {
     return FUSIBLE_SELECT(kernels);
 }
 
+/// Those for `m` rows of a product whose right operand is codes that are read as they lie; null where it is not, or the rows are many.
+const codes::Kernels* codes_for(std::int64_t m, const Operand& a, const Operand& b) {
+    const bool few = m <= kMaxFewRows && !a.transposed && b.transposed && b.coding != codes::Coding::None;
+    return few ? &codes::kernels() : nullptr;
+}
+
 void check_wide(const OptionalView& view, const char* name, std::int64_t count) {
     if (!view) return;
     check_dtype(*view, name, is_wide_float(view->dtype), "float32, float16 or bfloat16");
@@ -31,6 +37,8 @@ void run(Product& p) {
     switch (plan.schedule) {
         case Schedule::FewRows:
             return run_few_rows(p, plan);
+        case Schedule::FewCodes:
+            return run_few_codes(p, plan);
         case Schedule::Turned:
             return run_turned(p, plan);
         case Schedule::SharedA:
@@ -38,6 +46,18 @@ void run(Product& p) {
         case Schedule::Blocked:
             return run_blocked(p, plan);
     }
+}
+
+/// What a product has whose right operand is in blocks.
+void check_layout(bool left_transposed, bool right_transposed) {
+    if (left_transposed || !right_transposed)
+        throw ArgumentError(expected("a transposed right operand, and a left one that is not", "gemm with right_scales", "others", "change the flags"));
+}
+
+void check_few_rows(std::int64_t rows) {
+    if (rows <= kMaxFewRows) return;
+    const std::string most = "at most " + std::to_string(kMaxFewRows) + " rows";
+    throw ShapeError(expected(most.c_str(), "left of gemm with right_scales", std::to_string(rows), "dequantize the right operand"));
 }
 
 GeluStep read_gelu(int gelu, const OptionalView& pre_gelu) {
@@ -56,22 +76,26 @@ Scratch& scratch() {
 void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar left_scale, const TensorView& right, bool right_transposed,
           DType right_dtype, Scalar right_scale, const OptionalView& dst, DType dtype, const OptionalView& dst_transposed, Scalar scale,
           const OptionalView& amax, bool accumulate_amax, const OptionalView& bias, const OptionalView& addend, float alpha, float beta, int gelu,
-          const OptionalView& pre_gelu, const OptionalView& column_sums, int num_threads) {
+          const OptionalView& pre_gelu, const OptionalView& column_sums, const OptionalView& right_scales, bool right_tiled, int num_threads) {
     check_threads(num_threads);
     for (const auto& [view, name] : {std::pair(&dst, "dst"), std::pair(&dst_transposed, "dst_transposed"), std::pair(&pre_gelu, "pre_gelu"),
                                      std::pair(&column_sums, "column_sums")}) {
         if (!*view) continue;
         check_elsewhere(**view, name, left, "left");
         check_elsewhere(**view, name, right, "right");
+        if (right_scales) check_elsewhere(**view, name, *right_scales, "right_scales");
     }
+    if (right_scales) check_layout(left_transposed, right_transposed);
     const Operand a = read_operand(left, left_transposed, left_dtype, left_scale, "left");
-    const Operand b = read_operand(right, right_transposed, right_dtype, right_scale, "right");
+    const Operand b = right_scales ? read_blocks(right, right_dtype, right_scale, *right_scales, right_tiled)
+                                   : read_operand(right, right_transposed, right_dtype, right_scale, "right");
     const std::int64_t m = a.transposed ? a.cols : a.rows;
     const std::int64_t k = a.transposed ? a.rows : a.cols;
     const std::int64_t n = b.transposed ? b.rows : b.cols;
     const std::int64_t other = b.transposed ? b.cols : b.rows;
     if (k != other)
         throw ShapeError(expected(std::to_string(k) + " in the contracted dimension", "right", std::to_string(other), "check the transposes"));
+    if (right_scales) check_few_rows(m);
     product(m, n, "the result");
     const cast::Output out = cast::read_output(dst, dtype, dst_transposed, scale, m, n);
     const GeluStep step = read_gelu(gelu, pre_gelu);
@@ -94,7 +118,9 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
                             out};
     const auto work = static_cast<std::size_t>(m * n) * static_cast<std::size_t>(k) / 16;
     const std::int64_t chunk_rows = chunk_rows_for(m, k, dst_transposed.has_value());
-    Product product{kernels_for(a.kind, b.kind), a, b, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
+    const codes::Kernels* const codes = codes_for(m, a, b);
+    const Kernels& kernels = codes != nullptr ? FUSIBLE_SELECT(kernels) : kernels_for(a.kind, b.kind);
+    Product product{kernels, codes, a, b, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
     std::optional<cast::ColumnSums> sums;
     if (column_sums) product.column_sums = &sums.emplace(m, n, chunk_rows);
     if (m * n > 0) run(product);

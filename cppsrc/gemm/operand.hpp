@@ -1,12 +1,22 @@
-// An operand of a product: a matrix of wide floats or of FP8 codes with their scale.
+// An operand of a product: a matrix of wide floats, or of codes with their scale, and perhaps scales of blocks.
 #pragma once
 
-#include <string>
-
 #include "cast/output.hpp"
+#include "codes/kernels.hpp"
 #include "runtime/checks.hpp"
 
 namespace fusible::gemm {
+
+/// Scales of blocks of codes along the rows of an operand; none where there is one for all.
+struct BlockScales {
+    const std::uint8_t* data;
+    std::int64_t width;      // bytes of one
+    std::int64_t lines;      // rows that share them: a side of a square, or one
+    std::int64_t line_step;  // scales from there to the next
+    std::int64_t block_step;
+
+    const void* at(std::int64_t row) const { return data == nullptr ? nullptr : data + row / lines * line_step * width; }
+};
 
 struct Operand {
     const std::uint8_t* data;
@@ -16,22 +26,19 @@ struct Operand {
     std::int64_t width;  // bytes of an element
     bool transposed;
     float scale;
+    codes::Coding coding;  // None: wide floats
+    BlockScales scales;
 
     const void* at(std::int64_t row, std::int64_t col) const { return data + (row * cols + col) * width; }
+
+    /// Bytes of a row of codes.
+    std::int64_t row_bytes() const { return coding == codes::Coding::Fp4 ? cols / 2 : cols; }
 };
 
-inline Operand read_operand(const TensorView& view, bool transposed, DType dtype, Scalar scale, const char* name) {
-    if (view.ndim < 1)
-        throw ShapeError(expected("at least one dimension", name, "a scalar", "pass a matrix"));
-    ElementKind kind;
-    if (is_float8(dtype)) {
-        check_codes(view, name, dtype);
-        kind = code_kind(dtype);
-    } else {
-        check_dtype(view, name, view.dtype == dtype, name_of(dtype));
-        kind = wide_kind(view, name);
-    }
-    return {view.as<const std::uint8_t>(), view.rows(), view.cols(), kind, static_cast<std::int64_t>(size_of(view.dtype)), transposed, scale.value};
-}
+Operand read_operand(const TensorView& view, bool transposed, DType dtype, Scalar scale, const char* name);
+
+/// A transposed right operand in blocks: rows of codes, and a scale for so many of each. Bytes of E8M0 are scales of 32 codes of FP8, floats of 128, along
+/// a row or, `tiled`, in a square; bytes of E4M3 are those of 16 codes of four bits.
+Operand read_blocks(const TensorView& view, DType dtype, Scalar scale, const TensorView& scales, bool tiled);
 
 }  // namespace fusible::gemm

@@ -62,6 +62,7 @@ std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes) {
 }
 
 Plan plan_for(const Product& p) {
+    if (p.codes != nullptr) return {Schedule::FewCodes, p.m, kFewRowsCols, p.k};
     if (p.b.transposed && !p.a.transposed) {
         if (p.m <= kMaxFewRows) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
         if (!p.kernels.reads_tiles && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};

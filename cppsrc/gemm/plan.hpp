@@ -25,7 +25,7 @@ constexpr std::int64_t kMaxFewRows = 24;   // of M, for which B is not packed
 constexpr std::int64_t kFewRowsCols = 64;  // NC of that schedule, a task's columns
 
 /// Which loops are run; schedules.hpp says of each when and why.
-enum class Schedule { Blocked, SharedA, Turned, FewRows };
+enum class Schedule { Blocked, SharedA, Turned, FewRows, FewCodes };
 
 struct Plan {
     Schedule schedule;
@@ -36,6 +36,7 @@ struct Plan {
 
 struct Product {
     const Kernels& kernels;
+    const codes::Kernels* codes;  // where there are few rows, and codes of B to be read as they lie; else null
     Operand a;
     Operand b;
     std::int64_t m;

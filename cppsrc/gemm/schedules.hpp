@@ -29,6 +29,10 @@ void run_turned(Product& p, const Plan& plan);
 /// registers on the way to its products, and neither packed nor blocked in K but for the nearest cache (few_rows.hpp). All of A is packed.
 void run_few_rows(Product& p, const Plan& plan);
 
+/// The same where B is codes, with one scale or with scales of blocks along K: A is packed as floats, in the order in which codes are decoded, and what
+/// comes of a block is multiplied by its scale (few_codes.hpp). All levels above AVX-512 compute as that one does.
+void run_few_codes(Product& p, const Plan& plan);
+
 /// Scratch of a thread, which the schedules share.
 struct Scratch {
     Workspace packed_a;

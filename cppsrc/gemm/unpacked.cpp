@@ -56,6 +56,21 @@ void run_band(Product& p, const Plan& plan, std::int64_t row, std::int64_t rows)
     });
 }
 
+/// Calls multiply(row, rows, column, columns, sums) for the columns of each task and at most kFewRows rows at a time, and finishes what it gives.
+template <class Multiply>
+void each_few_columns(Product& p, const Plan& plan, const Multiply& multiply) {
+    const std::int64_t tasks = (p.n + plan.nc - 1) / plan.nc;
+    parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
+        const std::int64_t col = static_cast<std::int64_t>(task) * kFewRowsCols;
+        const std::int64_t cols = std::min(kFewRowsCols, p.n - col);
+        alignas(64) float sums[kMaxFewRows * kFewRowsCols];
+        for (std::int64_t row = 0; row < p.m; row += kFewRows)  // the task's columns come from the second cache from the second time on
+            multiply(row, static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row)), col, cols, sums + row * kFewRowsCols);
+        float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
+        p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kFewRowsCols, 0, col, static_cast<int>(p.m), static_cast<int>(cols), column_sums}));
+    });
+}
+
 }  // namespace
 
 void run_turned(Product& p, const Plan& plan) {
@@ -66,18 +81,38 @@ void run_few_rows(Product& p, const Plan& plan) {
     const std::int64_t stride = round_up(p.units(p.k), p.kernels.lanes);
     auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
     p.kernels.pack_rows[table_index(p.a.kind)](p.a.data, p.a.cols, p.m, p.k, packed_a, stride);
-    const std::int64_t tasks = (p.n + plan.nc - 1) / plan.nc;
-    parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
-        const std::int64_t col = static_cast<std::int64_t>(task) * kFewRowsCols;
-        const std::int64_t cols = std::min(kFewRowsCols, p.n - col);
-        alignas(64) float sums[kMaxFewRows * kFewRowsCols];
-        for (std::int64_t row = 0; row < p.m; row += kFewRows) {  // the task's columns come from the second cache from the second time on
-            const auto rows = static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row));
-            p.kernels.multiply_few_rows[table_index(p.b.kind)](
-                {packed_a + row * stride, stride, rows, p.b.at(col, 0), p.b.cols, p.k, cols, sums + row * kFewRowsCols, kFewRowsCols});
-        }
-        float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
-        p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kFewRowsCols, 0, col, static_cast<int>(p.m), static_cast<int>(cols), column_sums}));
+    each_few_columns(p, plan, [&](std::int64_t row, int rows, std::int64_t col, std::int64_t cols, float* sums) {
+        p.kernels.multiply_few_rows[table_index(p.b.kind)](
+            {packed_a + row * stride, stride, rows, p.b.at(col, 0), p.b.cols, p.k, cols, sums, kFewRowsCols});
+    });
+}
+
+void run_few_codes(Product& p, const Plan& plan) {
+    const auto coding = static_cast<int>(p.b.coding);
+    const std::int64_t stride = round_up(p.k, codes::kMostElements);
+    auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
+    auto* const a = reinterpret_cast<float*>(packed_a);
+    p.kernels.pack_rows[table_index(p.a.kind)](p.a.data, p.a.cols, p.m, p.k, packed_a, stride);
+    for (std::int64_t row = 0; row < p.m; ++row) {
+        std::fill(a + row * stride + p.k, a + (row + 1) * stride, 0.0f);
+        p.codes->reorder[coding](a + row * stride, stride);
+    }
+    static_assert(cast::kScaledBlock % kFewRowsCols == 0);
+    each_few_columns(p, plan, [&](std::int64_t row, int rows, std::int64_t col, std::int64_t cols, float* sums) {
+        codes::FewRows few{};
+        few.a = a + row * stride;
+        few.a_stride = stride;
+        few.rows = rows;
+        few.b = p.b.data + col * p.b.row_bytes();
+        few.b_stride = p.b.row_bytes();
+        few.k = p.k;
+        few.cols = cols;
+        few.sums = sums;
+        few.sums_stride = kFewRowsCols;
+        few.scales = p.b.scales.at(col);
+        few.scale_line_step = p.b.scales.lines == 1 ? p.b.scales.line_step : 0;  // a task's columns lie in one square
+        few.scale_block_step = p.b.scales.block_step;
+        p.codes->multiply[coding](few);
     });
 }
 

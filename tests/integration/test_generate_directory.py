@@ -31,8 +31,8 @@ class Loader:
     def __init__(self, model: TinyModel) -> None:
         self.model, self.asked = model, []
 
-    def __call__(self, folder: Path, **options: Any) -> TinyModel:
-        self.asked.append(options)
+    def __call__(self, folder: Path, format: str | None = None) -> TinyModel:
+        self.asked.append(format)
         return self.model
 
 
@@ -72,8 +72,8 @@ def test_it_goes_on_from_a_prompt(folder: Path, loader: Loader, capsys: pytest.C
     assert report.startswith("30 tokens in ") and ", from " in report and "; weights 0." in report and "cache 0." in report
     drawn, _ = said(folder, "--prompt", "The class", "--seed", "4", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.01", capsys=capsys)
     assert drawn == "The class" + continued(folder, "The class", 200, Sampling(0.8, 40, 0.9, 0.01, seed=4)) + "\n"
-    assert said(folder, "--recipe", "delayed", "--format", "x", "--max-tokens", "1", capsys=capsys)
-    assert loader.asked[0] == {"recipe": None, "format": None} and loader.asked[-1] == {"recipe": "delayed", "format": "x"}
+    assert said(folder, "--format", "mxfp8", "--max-tokens", "1", capsys=capsys)
+    assert loader.asked[0] is None and loader.asked[-1] == "mxfp8"
 
 
 def test_prompts_of_different_lengths_are_continued_as_each_would_be_alone(folder: Path, loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,8 @@ def test_stop_strings_and_what_the_directory_recommends(folder: Path, loader: Lo
         (("--chat",), "--prompt: expected at least one character"),
         (("--bytes", "3"), "--bytes: expected a run of 'fusible train', got a Hugging Face directory"),
         (("--executor", "xla"), "--executor: expected a run of 'fusible train'"),
-        (("--recipe", "int9"), "--recipe: expected one of bf16, "),
+        (("--recipe", "delayed"), "--recipe: expected a run of 'fusible train', got a Hugging Face directory"),
+        (("--format", "int9"), "--format: expected one of bf16, fp8, "),
         (("--max-memory", "much"), "--max-memory: expected an amount of memory, got 'much'"),
         (("--max-memory", "1MB"), "the memory: expected 0.00 GiB for the keys and values of"),
         (("--max-tokens", "256"), "the tokens of a sequence: expected at most 256, the context of the model"),

@@ -463,6 +463,8 @@ def gemm(
     gelu: int = 0,
     pre_gelu: TensorLike | None = None,
     column_sums: TensorLike | None = None,
+    right_scales: TensorLike | None = None,
+    right_tiled: bool = False,
     num_threads: int = 0,
 ) -> None:
     """``dst = g(alpha * left_scale * right_scale * op(left) @ op(right) + beta * addend + bias)``, accumulated in float32 and rounded once.
@@ -481,6 +483,11 @@ def gemm(
             multiplied by GELU's derivative at ``pre_gelu``.
         pre_gelu: ``[rows, cols]``, a wide float.
         column_sums: float32 ``[cols]``, set to the sum of the float32 results over the rows, in an order that does not depend on the threads.
+        right_scales: of blocks along ``depth``, for a ``left`` of at most 24 rows, not transposed, and a ``right`` that is. The codes of
+            a block are read as they lie, and the sum of their products is multiplied by the scale. E8M0 bytes ``[cols, depth / 32]`` of
+            FP8; E4M3 bytes ``[cols, depth / 16]`` of ``float4_e2m1fn_x2``, whose codes are ``[cols, depth / 2]`` bytes of two; float32
+            ``[depth / 128, cols]`` of FP8, or, ``right_tiled``, ``[cols / 128, depth / 128]``, both rounded up. The matrix may have more
+            rows and columns than that.
 
     Raises:
         DTypeError, ShapeError, ArgumentError: before anything is written.

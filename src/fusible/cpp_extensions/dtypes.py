@@ -17,6 +17,7 @@ NAMES: dict[str, int] = {
     "float8_e4m3fn": 7,
     "float8_e5m2": 8,
     "float8_e8m0fnu": 9,
+    "float4_e2m1fn_x2": 10,
 }
 """Native number of each element type by its name; the numbers are those of ``tex.DType`` and of ``dtype.hpp``."""
 

@@ -51,21 +51,27 @@ def read_file(
 def map_file(
     path: str | os.PathLike[str],
     *,
+    offset: int = 0,
+    length: int | None = None,
+    size: int | None = None,
     of: str | None = None,
     do: str = "use an intact checkpoint",
     error: type[FusibleError] = CheckpointError,
     missing: type[FusibleError] = MissingFileError,
 ) -> mmap.mmap:
-    """The regular file ``path`` as memory that is read when it is looked at. Who writes to it changes his own copy of a page, and not the file.
+    """The regular file ``path``, or ``length`` bytes of it from ``offset`` on, a multiple of ``mmap.ALLOCATIONGRANULARITY``, as memory that is read
+    when it is looked at. Who writes to it changes his own copy of a page, and not the file.
 
-    Raises like ``read_file``, and ``error`` for an empty file, which no memory stands for. A file that is cut short while it is mapped ends the
-    process that looks behind its end (SIGBUS): replace files, as ``replace_file`` does, and do not shorten them.
+    Raises like ``read_file``; ``error`` for an empty file, which no memory stands for, and for one that has not ``size`` bytes. A file that is cut
+    short while it is mapped ends the process that looks behind its end (SIGBUS): replace files, as ``replace_file`` does, and do not shorten them.
     """
     name = of or os.fspath(path)
     with _opened(path, name, do, error, missing) as (file, found):
         if found.st_size == 0:
             raise error(expected("a file with content", of=name, got="0 bytes", do=do))
-        return mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_COPY)
+        if size is not None and found.st_size != size:
+            raise error(expected(f"{size} bytes, as when it was opened", of=name, got=found.st_size, do="open it again"))
+        return mmap.mmap(file.fileno(), found.st_size - offset if length is None else length, access=mmap.ACCESS_COPY, offset=offset)
 
 
 @contextmanager

@@ -1,14 +1,14 @@
-"""Models whose weights are held in 8 bits alone."""
+"""Models whose weights are held in 8 bits, or in 4, alone."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor, is_quantized_type, take_apart
 from fusible.ops import Op
 from fusible.pytorch.engine.weights import stored_type
@@ -28,17 +28,22 @@ from fusible.tex.calls.transaction import Write, run
 __all__ = ["parameter_bytes", "quantize_parameters"]
 
 M = TypeVar("M", bound=nn.Module)
+_WEIGHT = QuantizerRole("linear", "weight")
 
 
 def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recipe: Recipe | None = None) -> M:
     """Replace the weights of matrix products in ``model`` by their 8-bit values, one scale each, and give the model back; for inference.
 
-    ``recipe``: by their values in its number format for weights, with the scales that it has. What they were is not kept, so they take a byte an
-    element, or half of one, and no call makes another copy. They get no gradient. Every recipe takes them as they are; outside of ``autocast``,
-    activations stay in their own precision. A parameter that several modules share is quantized once. Raises ``ArgumentError`` for a recipe that
-    quantizes no weights, ``ShapeError`` for a weight that its format has no blocks for, and changes nothing then.
+    ``recipe`` says otherwise how: weights are held as it quantizes them, in MXFP8 (33/32 of a byte an element), FP8 in blocks, or NVFP4 (9/16 of a
+    byte), e.g. ``quantize_parameters(model, recipe=MXFP8BlockScaling())``; ``fp8_dtype`` is then the recipe's own. Under ``DelayedScaling``, too, a
+    weight's one scale follows from its own largest magnitude.
+
+    What they were is not kept, and no call makes another copy. They get no gradient. Every recipe takes them as they are; outside of ``autocast``,
+    activations stay in their own precision. A weight that is quantized already stays as it is. A parameter that several modules share is quantized
+    once. Raises ``ShapeError`` for a weight whose sizes the format does not hold and ``ArgumentError`` for a recipe that quantizes no weights, before
+    anything is changed.
     """
-    quantizer = Float8CurrentScalingQuantizer(fp8_dtype, columnwise=False) if recipe is None else _of_weights(recipe)
+    quantizer = _quantizer(fp8_dtype, recipe)
     done: dict[int, nn.Parameter] = {}
     writes: list[Write] = []  # made at once: an interrupt finds all weights in 8 bits or none
     modules = [module for module in model.modules() if isinstance(module, BaseModule)]
@@ -72,18 +77,21 @@ def _held(parameter: torch.Tensor) -> list[torch.Tensor]:
     return take_apart(parameter.storage_without_autograd())[0] if isinstance(parameter, QuantizedTensor) else [parameter]
 
 
-def _of_weights(recipe: Recipe) -> Any:
-    """What quantizes the weights of products under ``recipe``, row-wise alone: no backward will read them."""
-    made = quantizer_for_role(recipe, QuantizerRole("linear", "weight"))
-    if isinstance(made, DelayedScalingRequest):  # a weight that nobody trains is scaled by what it is
-        return Float8CurrentScalingQuantizer(made.fp8_format.forward, columnwise=False)
-    if not isinstance(made, Quantizer):
-        got, do = repr(recipe), "give e.g. fusible.MXFP8BlockScaling()"
-        raise ArgumentError(expected("a recipe that quantizes weights", of="quantize_parameters", got=got, do=do))
-    made.set_usage(rowwise=True, columnwise=False)
-    return made
+def _quantizer(fp8_dtype: DType, recipe: Recipe | None) -> Quantizer:
+    """What makes the rows of weights, and no copy by columns, which nothing but a backward reads."""
+    if recipe is None:
+        return Float8CurrentScalingQuantizer(fp8_dtype, columnwise=False)
+    if not isinstance(recipe, Recipe):
+        raise DTypeError(expected("a recipe", of="quantize_parameters", got=repr(recipe), do="give e.g. fusible.MXFP8BlockScaling()"))
+    quantizer = quantizer_for_role(recipe.settled(), _WEIGHT)
+    if isinstance(quantizer, DelayedScalingRequest):
+        return Float8CurrentScalingQuantizer(quantizer.fp8_format.forward, columnwise=False)
+    if not isinstance(quantizer, Quantizer):
+        do = "give one of a format of 8 or 4 bits"
+        raise ArgumentError(expected("a recipe that quantizes weights", of="quantize_parameters", got=repr(recipe), do=do))
+    return quantizer.with_usages(rowwise=True, columnwise=False)
 
 
-def _quantized(parameter: torch.Tensor, quantizer: Any) -> nn.Parameter:
+def _quantized(parameter: torch.Tensor, quantizer: Quantizer) -> nn.Parameter:
     with torch.no_grad():
         return nn.Parameter(quantizer(parameter), requires_grad=False)

@@ -44,7 +44,7 @@ def declared() -> set[str]:
 
 def invoke(name: str, arguments: dict[str, Any]) -> Any:
     """What the function of a call returns."""
-    return getattr(native, re.sub("_(paged|padded|packed|dense)$", "", name))(**arguments)
+    return getattr(native, re.sub("_(paged|padded|packed|dense|of_blocks)$", "", name))(**arguments)
 
 
 def run(name: str, arguments: dict[str, Any]) -> dict[str, Tensor]:
@@ -281,14 +281,24 @@ def softmax_backward() -> dict[str, Any]:
     return {"grads": _x(2, ROWS, COLS), "results": _x(2, ROWS, COLS, seed=1), "dst": torch.zeros(2, ROWS, COLS), "scale": 0.5, "causal": True}
 
 
-@_call("dst", "pre_gelu", "column_sums")
-def gemm() -> dict[str, Any]:
+def _product(rows: int, depth: int) -> dict[str, Any]:
     return {
-        "left": _x(ROWS, COLS), "left_transposed": False, "left_dtype": torch.float32, "left_scale": torch.tensor([2.0]), "right": _x(8, COLS),
+        "left": _x(rows, depth), "left_transposed": False, "left_dtype": torch.float32, "left_scale": torch.tensor([2.0]), "right": _x(8, depth),
         "right_transposed": True, "right_dtype": torch.float32, "right_scale": torch.tensor([0.5]), "dst": torch.zeros(ROWS, 8),
         "dtype": torch.float32, "bias": _x(8), "addend": _x(ROWS, 8), "beta": 1.0, "gelu": 1, "pre_gelu": torch.zeros(ROWS, 8),
         "column_sums": torch.zeros(8),
     }  # fmt: skip
+
+
+@_call("dst", "pre_gelu", "column_sums")
+def gemm() -> dict[str, Any]:
+    return _product(ROWS, COLS)
+
+
+@_call("dst", "pre_gelu", "column_sums")
+def gemm_of_blocks() -> dict[str, Any]:
+    right = torch.arange(8 * COLS).remainder(256).to(torch.uint8).view(8, COLS)
+    return {**_product(ROWS, 2 * COLS), "right": right, "right_dtype": 10, "right_scales": torch.full((8, 2), 56, dtype=torch.uint8)}
 
 
 def _rules() -> dict[str, Any]:

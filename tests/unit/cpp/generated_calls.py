@@ -430,6 +430,44 @@ def gemm(m: Maker) -> Call:
     return Call("gemm", arguments, {"dst": want, "column_sums": want.sum(0)}, tolerance)
 
 
+def _blocks(m: Maker, cols: int) -> tuple[Tensor, Any, Tensor, bool, Tensor]:
+    """A random right operand in blocks, [cols, depth]: codes, what they are, scales, whether these are of squares; and its values."""
+    kind, extra = m.rng.choice(("exponents", "floats", "squares", "fours")), m.rng.choice((0, 3))
+    depth = m.rng.randint(0, 300) if kind in ("floats", "squares") else 32 * m.rng.randrange(12) if kind == "exponents" else 16 * m.rng.randrange(30)
+    if kind == "fours":
+        codes = torch.randint(256, (cols, depth // 2), generator=m.torch).to(torch.uint8)
+        scales = torch.randint(127, (cols, depth // 16 + extra), generator=m.torch).to(torch.uint8)
+        each = torch.stack([codes & 15, codes >> 4], -1).view(cols, depth).int()
+        factors = scales.view(torch.float8_e4m3fn).float()[:, : depth // 16].repeat_interleave(16, 1)
+        return codes, 10, scales, False, _E2M1[each & 7] * (1 - 2 * (each >> 3)) * factors
+    fp8 = m.rng.choice(FP8)
+    codes = _encoded(torch.randn(cols, depth, generator=m.torch) * 10, fp8)
+    if kind == "exponents":
+        scales = torch.randint(112, 132, (cols, depth // 32 + extra), generator=m.torch).to(torch.uint8)
+        factors = torch.exp2(scales.float() - 127)[:, : depth // 32].repeat_interleave(32, 1)
+    else:
+        tiled, blocks = kind == "squares", -(-depth // 128)
+        scales = torch.rand((-(-cols // 128), blocks + extra) if tiled else (blocks, cols + extra), generator=m.torch) + 0.5
+        factors = _per_block(scales if tiled else scales[:, :cols], cols, depth, tiled)
+    return codes, fp8, scales, kind == "squares", codes.view(fp8).float() * factors
+
+
+@_generator
+def gemm_of_blocks(m: Maker) -> Call:
+    rows, cols, dtype = m.rng.randint(0, 24), m.rng.choice((0, 1, m.rng.randint(0, 200), 64, 130)), m.dtype()
+    codes, kind, scales, tiled, values = _blocks(m, cols)
+    left = m.x(rows, values.shape[1], dtype=m.dtype())
+    bias = m.x(cols)
+    arguments = {
+        "left": left, "left_transposed": False, "left_dtype": left.dtype, "left_scale": 0.5, "right": m.guards.place(codes),
+        "right_transposed": True, "right_dtype": kind, "right_scale": 0.25, "right_scales": m.guards.place(scales), "right_tiled": tiled,
+        "dst": m.room((rows, cols), dtype), "dtype": dtype, "bias": bias, "num_threads": m.threads(),
+    }  # fmt: skip
+    want = 0.125 * (left.double() @ values.double().t()) + bias.double()
+    # Sums of sizes are larger than their sum: by the square root of the terms, at random signs, and that of the largest value beside the usual.
+    return Call("gemm", arguments, {"dst": want}, {"dst": 8 * _tolerance(dtype, values.shape[1])})
+
+
 @_generator
 def multi_tensor_adam(m: Maker) -> Call:
     count, dtype = m.size(), m.dtype()

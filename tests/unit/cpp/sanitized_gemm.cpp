@@ -13,9 +13,10 @@ void exercise(std::int64_t m, std::int64_t n, std::int64_t k, DType left, DType 
         for (const bool right_transposed : {false, true}) {
             const Buffer a(left, left_transposed ? k : m, left_transposed ? m : k), b(right, right_transposed ? n : k, right_transposed ? k : n);
             gemm(a.view, left_transposed, left, Scalar{0.5f}, b.view, right_transposed, right, Scalar{2.0f}, wide.view, out, {}, Scalar{1.0f}, {}, false,
-                 bias.view, addend.view, 1.0f, 0.5f, 1, pre.view, {}, 2);
+                 bias.view, addend.view, 1.0f, 0.5f, 1, pre.view, {}, {}, false, 2);
             gemm(a.view, left_transposed, left, Scalar{0.5f}, b.view, right_transposed, right, Scalar{2.0f}, codes.view, DType::Float8E4M3, turned.view,
-                 Scalar{1.0f}, amax.view, false, {}, {}, 1.0f, 0.0f, 2, pre.view, sums.view, 2);
+                 Scalar{1.0f}, amax.view, false, {}, {}, 1.0f, 0.0f, 2, pre.view, sums.view, {}, false,
+                 2);
         }
 }
 

@@ -151,6 +151,10 @@ def without(case: Case, suffix: str) -> Case:
     return replace(case, stored={name: tensor for name, tensor in case.stored.items() if name != f"{Q}{suffix}"})
 
 
+def with_more(case: Case) -> Case:
+    return replace(case, stored={**case.stored, Q: torch.zeros(64, 96)})
+
+
 def with_part(case: Case, suffix: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
     return replace(case, stored={name: change(tensor) if name == f"{Q}{suffix}" else tensor for name, tensor in case.stored.items()})
 
@@ -165,6 +169,7 @@ WRONG: dict[str, tuple[Callable[[], Case], str]] = {
     "no weight": (lambda: without(CASES["deepseek"](), ""), r"expected what belongs to .*weight_scale_inv .*got none of them"),
     "no second scale": (lambda: without(CASES["modelopt, nvfp4"](), "_scale_2"), r"expected what belongs to"),
     "elements alone": (lambda: without(without(CASES["compressed, mxfp4"](), "_scale"), "_scale"), r"expected what belongs to .*weight_packed"),
+    "a weight twice": (lambda: with_more(CASES["compressed, nvfp4"]()), r"expected a weight once, got both"),
     "scales of another shape": (
         lambda: with_part(CASES["deepseek"](), "_scale_inv", lambda x: x[:, :2].clone()), r"weight_scale_inv of torch.float32 \[2, 2\].*\[256, 384\]"
     ),

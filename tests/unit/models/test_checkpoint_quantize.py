@@ -99,6 +99,12 @@ def test_a_weight_of_zeros_and_a_large_one_are_met(tmp_path: Path) -> None:
         assert 0.7 < float(ratio[source[name].abs() > 2.0**102].median()) < 1.3
 
 
+@pytest.mark.parametrize("told", [{"is_encoder_decoder": True}, {"vision_config": {}}, {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}])
+def test_other_stacks_of_blocks_are_no_contradiction(told: dict[str, Any], tmp_path: Path) -> None:
+    made = quantize_checkpoint(put(tmp_path / "model", {**CONFIG, "num_hidden_layers": 1, **told}), tmp_path / "out", "mxfp8")
+    assert made.weights == 2 * len(LINEARS)
+
+
 def without(*endings: str) -> Callable[[dict[str, torch.Tensor]], Any]:
     return lambda made: [made.pop(name) for name in list(made) if name.endswith(endings)]
 

@@ -51,6 +51,8 @@ def test_what_is_written_again_is_the_same_to_the_bit(name: str, shards: int, tm
     for each, tensor in case.stored.items():
         assert found[each].dtype is tensor.dtype and found[each].shape == tensor.shape, each
         assert torch.equal(found[each].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), each
+    again = open_checkpoint(tmp_path / "again")
+    assert again.quantization is checkpoint.quantization and again.weights.keys() == checkpoint.weights.keys()
     assert len(list((tmp_path / "again").glob("*.safetensors"))) > shards - 1
 
 
@@ -78,6 +80,33 @@ def test_elements_are_not_copied(name: str, tmp_path: Path) -> None:
             held.append(checkpoint[each])
             data = next(tensor for tensor in held[-1].get_data_tensors() if tensor is not None)
             assert data.data_ptr() == checkpoint.parts(each)[checkpoint.weights[each].layout.suffixes[0]].data_ptr()
+
+
+@pytest.mark.parametrize("least", [1, 100, 30_000])
+def test_files_are_mapped_in_parts(least: int, shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is there while a tensor of it is: what was read of it is what the file has, whatever was dropped meanwhile."""
+    monkeypatch.setattr("fusible.models.checkpoints.shards._LEAST_PART", least)
+    monkeypatch.setattr("fusible.models.checkpoints.shards._PARTS", 10**9)
+    case = CASES["plain"]()
+    checkpoint = open_checkpoint(write(case, tmp_path / "model", shards))
+    for each in (*case.stored, *reversed(case.stored)):
+        held = checkpoint[each]
+        assert torch.equal(held, case.stored[each])
+        assert len(checkpoint.shards._mapped) == 1
+    held = dict(checkpoint)
+    assert all(torch.equal(held[each], case.stored[each]) for each in case.stored)
+    assert len(checkpoint.shards._mapped) == {1: 4, 100: 4 if shards == 2 else 3, 30_000: shards}[least]
+    held.clear()
+    assert not checkpoint.shards._mapped
+
+
+def test_what_is_written_to_a_tensor_stays_in_the_process(tmp_path: Path) -> None:
+    case = CASES["plain"]()
+    folder = write(case, tmp_path / "model")
+    before = (folder / "model.safetensors").read_bytes()
+    open_checkpoint(folder)["model.norm.weight"].zero_()
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert torch.equal(open_checkpoint(folder)["model.norm.weight"], case.stored["model.norm.weight"])
 
 
 def test_static_scales_are_found_by_their_weights(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 import fusible
 from fusible.errors import ArgumentError, DTypeError
-from fusible.models.convert import conversion
+from fusible.models.convert import planning
 
 RECIPE = fusible.Float8CurrentScaling()
 
@@ -119,8 +119,8 @@ def test_an_error_on_the_way_leaves_the_model_as_it_was(monkeypatch: pytest.Monk
             raise RuntimeError("no memory")
         return original(*args)
 
-    original = conversion.linear_swap
-    monkeypatch.setattr(conversion, "linear_swap", fails)
+    original = planning.linear_swap
+    monkeypatch.setattr(planning, "linear_swap", fails)
     with pytest.raises(RuntimeError, match="no memory"):
         fusible.convert(model, RECIPE)
     assert len(made) == 3 and [type(module) for module in model.modules()] == classes

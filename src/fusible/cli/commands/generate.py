@@ -21,7 +21,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", metavar="X", type=float, help="0: always the likeliest (default: the directory's own, or 0.8)")
     parser.add_argument("--top-k", metavar="N", type=int, help="choose among the N likeliest (default: the directory's own, or all)")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the choices; each prompt of a directory has one more (default: 0)")
-    parser.add_argument("--recipe", metavar="R", help="of a run the one to use, where DIR has several (default: an FP8 one); else the model's recipe")
     parser.add_argument("--page-size", metavar="N", type=int, help="keep keys and values in pages of N (default: 16; of a run, in one piece)")
     directories = parser.add_argument_group("of a Hugging Face directory")
     directories.add_argument("--chat", action="store_true", help="each prompt is what a user says, in the model's chat template")
@@ -31,10 +30,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     directories.add_argument("--min-p", metavar="X", type=float, help="choose among those that are at least X times as likely as the likeliest")
     directories.add_argument("--repetition-penalty", metavar="X", type=float, help="makes tokens that the text has less likely, above 1")
     directories.add_argument("--stop", metavar="TEXT", action="append", help="ends a text where it comes; may be given several times")
-    directories.add_argument("--format", metavar="F", help="the number format that weights are held in (default: as the recipe has it)")
+    directories.add_argument("--format", metavar="F", help="what weights are held in: bf16, fp8, block, mxfp8 or nvfp4 (default: as they are)")
     directories.add_argument("--max-memory", metavar="SIZE", help="what the process may take in all, e.g. 24GiB (default: what there is)")
     runs = parser.add_argument_group("of a run")
     runs.add_argument("--bytes", metavar="N", type=int, help="bytes to add to each prompt (default: 200)")
+    runs.add_argument("--recipe", metavar="R", help="the run to use, where DIR has several (default: an FP8 one)")
     runs.add_argument("--executor", metavar="E", help=f"{' or '.join(EXECUTORS)}: kernel by kernel, or compiled (default: eager)")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from fusible.cli.generation.loading import TextModel, default_sampling, load_text_model, make_engine
-from fusible.cli.generation.options import check_counts, check_recipe, named_as_options
+from fusible.cli.generation.options import check_counts, named_as_options
 from fusible.cli.generation.printing import TextColumns
 from fusible.cli.generation.sizes import parse_size
 from fusible.errors import ArgumentError, ValuesError, expected
@@ -29,14 +29,13 @@ def continue_prompts(given: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     sampling_of(given, Sampling(_TEMPERATURE))  # what is wrong with the options is told before anything is read
     count = _TOKENS if given.max_tokens is None else given.max_tokens
-    check_recipe(given.recipe)
     check_counts({"--max-tokens": count, "--page-size": given.page_size})
     memory = None if given.max_memory is None else parse_size(given.max_memory, "--max-memory")
     prompts, stop = given.prompt or ([] if given.chat else ["\n"]), given.stop or []
     if "" in stop or not prompts or ("" in prompts and given.chat):
         of = "--stop" if "" in stop else "--prompt"
         raise ArgumentError(expected("at least one character", of=of, got="none", do="give a text"))
-    loaded = load_text_model(Path(given.folder), recipe=given.recipe, format=given.format)
+    loaded = load_text_model(Path(given.folder), given.format)
     sampling = sampling_of(given, default_sampling(loaded.generation, _TEMPERATURE))
     tokens = [_tokens(loaded, prompt, given) for prompt in prompts]
     ends = loaded.tokenizer.stop_tokens

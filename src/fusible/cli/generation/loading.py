@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from fusible.cli.generation.sizes import bytes_per_token, pages_within
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.machine import available_memory, resident_memory
 from fusible.models.generation import Engine, LanguageModel, Sampling
+from fusible.models.held_formats import held_format
+from fusible.models.pretrained import from_pretrained
 from fusible.models.text import ChatTemplate, Tokenizer
 from fusible.models.text.config_files import read_config
 
@@ -40,23 +41,22 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def load_language_model(folder: Path, *, recipe: str | None = None, format: str | None = None) -> LanguageModel:
-    """The model in ``folder``, under ``recipe``, its weights held in ``format``."""
-    load = getattr(importlib.import_module("fusible.models"), "from_pretrained", None)
-    if load is None:
-        raise ArgumentError(expected("a run of 'fusible train'", of=f"DIR {folder}", got="a Hugging Face directory", do="name the --out of a run"))
-    return load(folder, recipe=recipe, format=format)
+def load_language_model(folder: Path, format: str | None = None) -> LanguageModel:
+    """The model in ``folder``, its weights held in ``format``, one of ``HELD_FORMATS``; None for as they are."""
+    return from_pretrained(folder) if format is None else from_pretrained(folder, held_format(format), dtype=torch.bfloat16)
 
 
-def load_text_model(folder: Path, *, recipe: str | None = None, format: str | None = None) -> TextModel:
-    """All of ``folder``. The small files come first, so that what is wrong with them is told at once."""
+def load_text_model(folder: Path, format: str | None = None) -> TextModel:
+    """All of ``folder``. What is wrong with options and small files is told first."""
+    if format is not None:
+        held_format(format)
     if not is_model_folder(folder):
         got, do = "none", "name one that has a config.json, a tokenizer.json and weights"
         raise CheckpointError(expected("a Hugging Face directory", of=f"DIR {folder}", got=got, do=do))
     config, generation = read_config(folder, "config.json"), read_config(folder, "generation_config.json")
     tokenizer = Tokenizer.from_folder(folder)
     chat = ChatTemplate.from_folder(folder, tokenizer.special_tokens)
-    return TextModel(folder, load_language_model(folder, recipe=recipe, format=format), tokenizer, chat, config, generation)
+    return TextModel(folder, load_language_model(folder, format), tokenizer, chat, config, generation)
 
 
 def default_sampling(generation: Mapping[str, Any], temperature: float) -> Sampling:

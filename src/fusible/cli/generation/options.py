@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from fusible.cli.training.options import RECIPES
 from fusible.errors import ArgumentError, expected, subject
 
-__all__ = ["check_counts", "check_recipe", "named_as_options"]
+__all__ = ["check_counts", "named_as_options"]
 
 
 @contextmanager
@@ -28,9 +27,3 @@ def check_counts(given: Mapping[str, int | None]) -> None:
     for option, value in given.items():
         if value is not None and value < 1:
             raise ArgumentError(expected("at least 1", of=option, got=value, do="give a larger number"))
-
-
-def check_recipe(recipe: str | None) -> None:
-    """Raise ``ArgumentError`` for a name that no recipe has."""
-    if recipe is not None and recipe not in RECIPES:
-        raise ArgumentError(expected(f"one of {', '.join(RECIPES)}", of="--recipe", got=repr(recipe), do="name one of these"))

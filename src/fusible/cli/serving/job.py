@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fusible.cli.generation.loading import default_sampling, load_text_model, make_engine
-from fusible.cli.generation.options import check_counts, check_recipe
+from fusible.cli.generation.options import check_counts
 from fusible.cli.generation.sizes import parse_size
 from fusible.cli.serving.limits import Limits
 from fusible.cli.serving.service import ServedModel, Service
@@ -22,7 +22,6 @@ _TEMPERATURE = 1.0
 def serve(given: argparse.Namespace) -> int:
     """Run the command, until a signal ends it, and return its exit code."""
     limits = Limits(given.max_tokens, given.concurrency, given.queue_seconds, given.request_seconds, given.grace_seconds, given.body_bytes)
-    check_recipe(given.recipe)
     names = ("sequences", "context", "page_size", "pages", "tokens_per_step")
     check_counts({f"--{name.replace('_', '-')}": getattr(given, name) for name in names})
     memory = None if given.max_memory is None else parse_size(given.max_memory, "--max-memory")
@@ -32,7 +31,7 @@ def serve(given: argparse.Namespace) -> int:
     server = library("uvicorn", "serve", module="fusible.cli.serving.server")
     with server.bind(given.host, given.port) as sock:  # an address that is taken is told before weights are read
         folder = Path(given.folder)
-        loaded = load_text_model(folder, recipe=given.recipe, format=given.format)
+        loaded = load_text_model(folder, given.format)
         engine = make_engine(
             loaded,
             sequences=given.sequences,

@@ -11,7 +11,7 @@ from fusible.models.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["BLOCK", "check_agreement"]
 
-BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 """How the names of what belongs to a block begin, and the block's number."""
 
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte)\.weight$")
@@ -40,7 +40,8 @@ def _check_embedding(checkpoint: Checkpoint, told: Mapping[str, Any]) -> None:
 def _check_blocks(checkpoint: Checkpoint, told: Mapping[str, Any]) -> None:
     count = told.get("num_hidden_layers", told.get("n_layer"))
     found = {int(match[1]) for name in checkpoint.names if (match := BLOCK.search(name))}
-    if isinstance(count, int) and found and "vision_config" not in told:
+    alone = "vision_config" not in told and not told.get("is_encoder_decoder")  # else there are several stacks of blocks, each of its own height
+    if isinstance(count, int) and found and alone:
         following = told.get("num_nextn_predict_layers") or 0  # DeepSeek's blocks that predict further tokens may lie behind the others
         wanted = f"{count} blocks" + (f", and {following} more" if following else "")
         if not set(range(count)) <= found <= set(range(count + following)):

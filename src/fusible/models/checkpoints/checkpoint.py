@@ -132,6 +132,10 @@ def open_checkpoint(directory: str | os.PathLike[str]) -> Checkpoint:
     taken = {stored for weight in weights.values() for stored in weight.stored.values()}
     plain = {name: entry for name, entry in shards.entries.items() if name not in taken}
     _check_left(plain, shards, layouts)
+    both = next((name for name in weights if name in plain), None)
+    if both is not None:
+        got = f"both {both} and {', '.join(weights[both].stored.values())}"
+        raise CheckpointError(expected("a weight once", of=str(folder), got=got, do=_INTACT))
     scales = tuple(name for name in plain if layouts and name.endswith(_NOT_OF_WEIGHTS))
     first = {next(iter(weight.stored.values())): name for name, weight in weights.items()}
     names = (first.get(stored, stored) for stored in shards.entries if stored in first or (stored in plain and stored not in scales))

@@ -53,16 +53,18 @@ def write_checkpoint(
     like = tensors if like is None and isinstance(tensors, Checkpoint) else like
     pairs: Iterable[tuple[str, Any]] = tensors.items() if isinstance(tensors, Mapping) else tensors  # pyright: ignore[reportAssignmentType]
     count = len(tensors) if isinstance(tensors, Mapping) else count
-    layouts = _layouts(config, like)
+    layouts, told = _layouts(config, like), config
     with NewFolder(Path(directory_out)) as folder:
         with ShardWriter(folder, shard_size, count) as writer:
             for name, tensor in pairs:
                 stored, note = _stored(name, tensor, layouts, like)
                 writer.add(name, stored, note)
+                if like is not None and is_quantized(tensor) and quantization_of(told) is None:
+                    told = {**config, "quantization_config": dict(like.quantization_config)}  # which was in a file of its own
         writer.finish()
         for name, path in (files or {}).items():
             folder.write(name, read_file(path))
-        folder.write(CONFIG, json.dumps(config, indent=2).encode() + b"\n")
+        folder.write(CONFIG, json.dumps(told, indent=2).encode() + b"\n")
 
 
 def other_files(directory: Path) -> dict[str, Path]:

@@ -13,20 +13,23 @@ from fusible.models.convert.swapping import Swap
 from fusible.models.convert.trying import computes, takes_one_tensor, tried
 from fusible.pytorch.engine.torch_autocast import is_in_force_on, without_torch_autocast
 from fusible.quantized import Recipe
-from fusible.tex.activations import ELEMENTWISE
+from fusible.tex.activations import ACTIVATIONS, GATES
 
-__all__ = ["activation_swap", "find_activation", "is_like_activation"]
+__all__ = ["FORMULAS", "GATED", "TITLES", "activation_swap", "find_activation", "is_like_activation"]
 
 _NAMES = re.compile(r"gelu|silu|swish|relu|activation|^act", re.IGNORECASE)
 
-_FORMULAS = {
+FORMULAS = {
     "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
     "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": torch.relu,
     "silu": nn.functional.silu,
     "srelu": lambda x: torch.relu(x).square(),
 }
-_TITLES = {row.name: row.title for row in ELEMENTWISE}
+"""The activations in torch, by name."""
+TITLES = {row.name: row.title for row in ACTIVATIONS if not row.options}
+GATED = {row.of: row.name for row in GATES if row.of}
+"""By the name of an activation, that of the gate which multiplies by it."""
 
 
 class ConvertedActivation(ConvertedModule):
@@ -54,10 +57,10 @@ def find_activation(module: nn.Module) -> str:
     """The name of the activation that a module computes; empty where it is none of ours."""
     x = torch.linspace(-7.0, 7.0, 113, dtype=torch.float32, device="cpu").view(1, 113)
     y = tried(module, x)
-    return next((name for name, formula in _FORMULAS.items() if computes(y, formula(x))), "")
+    return next((name for name, formula in FORMULAS.items() if computes(y, formula(x))), "")
 
 
 def activation_swap(module: nn.Module, name: str, recipe: Recipe | None) -> Swap:
     """The swap of a module that computes the activation of this name."""
-    op = getattr(ops, _TITLES[name])()
+    op = getattr(ops, TITLES[name])()
     return Swap(module, ConvertedActivation, ConvertedActivation.attributes(module, [(op, module, ())], recipe))

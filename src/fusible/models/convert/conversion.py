@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
 from fusible.errors import ArgumentError, DTypeError, check_switch, expected
-from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation
-from fusible.models.convert.linear import linear_swap, why_no_linear
-from fusible.models.convert.norm import find_norm, is_like_norm, norm_swap
+from fusible.models.convert.attention import ConvertedAttention
+from fusible.models.convert.mlp import ConvertedMLP
 from fusible.models.convert.pipelines import ConvertedModule
-from fusible.models.convert.report import Layer, Report
-from fusible.models.convert.selection import HIGH_PRECISION, Filter, Selection, check_names, filters_of, is_like_linear, kept_in_high_precision
-from fusible.models.convert.swapping import Swap, Swapped, restore, swap
+from fusible.models.convert.planning import Planner
+from fusible.models.convert.report import Report
+from fusible.models.convert.selection import HIGH_PRECISION, Filter, Selection, check_names, filters_of
+from fusible.models.convert.swapping import restore, swap
 from fusible.quantized import Recipe
 
 __all__ = ["conversion_report", "convert"]
@@ -58,12 +58,19 @@ def convert(
     selection.check(model)
     check_names([("keep_high_precision", one) for one in keep if one not in HIGH_PRECISION], model)
     settled = recipe.settled() if recipe is not None else None
-    swaps, layers = _planned(model, settled, selection, keep)
-    converted = [module for module in model.modules() if isinstance(module, ConvertedModule)]
-    swap(swaps)
-    for module in converted:
+    plan = Planner(model, settled, selection, keep)
+    earlier = [module for module in model.modules() if isinstance(module, ConvertedModule)]
+    swap(plan.swaps)
+    try:
+        for one in plan.swaps:
+            if isinstance(one.module, ConvertedMLP | ConvertedAttention):
+                one.module.join()
+    except BaseException:
+        restore(one.module for one in plan.swaps)
+        raise
+    for module in earlier:
         module.follow(settled)
-    vars(model)[_REPORT] = Report(str(settled) if settled is not None else "none, so nothing is quantized", tuple(layers))
+    vars(model)[_REPORT] = Report(str(settled) if settled is not None else "none, so nothing is quantized", plan.layers)
     return model
 
 
@@ -82,55 +89,3 @@ def _undone(model: M, recipe: Recipe | None) -> M:
     for module in model.modules():
         vars(module).pop(_REPORT, None)
     return model
-
-
-def _planned(model: nn.Module, recipe: Recipe | None, selection: Selection, keep: tuple[Filter, ...]) -> tuple[list[Swap], list[Layer]]:
-    """The swaps to make, and what is said of each layer. Nothing is changed."""
-    kept = kept_in_high_precision(model, keep)
-    swaps: list[Swap] = []
-    layers: list[Layer] = []
-    for name, module in model.named_modules():
-        if isinstance(module, Swapped):
-            layers.append(Layer(name, "layer", "converted", f"{module.original.__name__}, earlier"))
-            continue
-        kind = _kind(module)
-        if not kind:
-            continue
-        why = selection.why_not(name, module)
-        if why:
-            layers.append(Layer(name, kind, "left", why))
-        elif name in kept:
-            layers.append(Layer(name, kind, "kept", kept[name]))
-        else:
-            one, text = _swap_of(kind, module, recipe)
-            swaps += [one] if one is not None else []
-            layers.append(Layer(name, kind, "converted" if one is not None else "left", text))
-    return swaps, layers
-
-
-def _kind(module: nn.Module) -> str:
-    """What kind of layer a module looks like; empty where Fusible has none of the kind."""
-    if is_like_linear(module):
-        return "linear"
-    if is_like_norm(module):
-        return "norm"
-    return "activation" if is_like_activation(module) else ""
-
-
-def _swap_of(kind: str, module: nn.Module, recipe: Recipe | None) -> tuple[Swap | None, str]:
-    """The swap of a layer and what it computes then; or None and why there is none."""
-    if kind == "linear":
-        wrong = why_no_linear(module)
-        return (None, wrong) if wrong else (linear_swap(module, recipe), _sizes(module))
-    if kind == "norm":
-        found = find_norm(module)
-        return (None, found.wrong) if found.wrong else (norm_swap(module, found, recipe), f"{type(module).__name__} as {found.text}")
-    name = find_activation(module)
-    if not name:
-        return None, f"{type(module).__name__} computes none of the activations of fusible.tex"
-    return activation_swap(module, name, recipe), f"{type(module).__name__} as {name}"
-
-
-def _sizes(module: Any) -> str:
-    sizes = (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (module.nx, module.nf)
-    return f"{type(module).__name__} {sizes[0]} -> {sizes[1]}"

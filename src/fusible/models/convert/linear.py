@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from fusible import ops
+from fusible.models.convert.joining import JoinedLinears, Stand
 from fusible.models.convert.pipelines import ConvertedModule, placeholder
+from fusible.models.convert.siblings import Siblings
 from fusible.models.convert.swapping import Swap
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.modules.linear import Linear
 from fusible.quantized import Recipe
 
-__all__ = ["ConvertedConv1D", "ConvertedLinear", "linear_swap", "why_no_linear"]
+__all__ = ["BoundParts", "ConvertedConv1D", "ConvertedLinear", "is_conv1d", "joined_ops", "linear_ops", "linear_swap", "why_no_linear"]
+
+BoundParts = tuple[Op, Any, tuple[str, ...]]
+"""An op, who holds its parameters, and their names there."""
 
 
 class ConvertedLinear(ConvertedModule, Linear):
@@ -25,41 +29,30 @@ class ConvertedLinear(ConvertedModule, Linear):
 
     high_precision = False
     accumulating_parameters = ()
+    _group: Siblings | None = None
+    """The layers of the same input that it computes together with, among which it has a place."""
+    _place: int = 0
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self._is_plain(self._in_force()):
             return self.original.forward(self, input)
-        return self._run(input)
+        y = self._group.output(self._place, input) if self._group is not None else None
+        return self._run(input) if y is None else y
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_group": None}  # its owner makes another
 
 
-class Transposed:
+class Transposed(Stand):
     """Stands for a ``Conv1D`` in a pipeline: its weight ``[in, out]`` is read as ``[out, in]``, without a copy."""
-
-    remakes_op = False
-    amax_group = None
-    _changes = 0
-    _parameters: Mapping[str, torch.Tensor] = MappingProxyType({})  # nothing is found here, so that the properties below are asked
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
 
     @property
     def weight(self) -> torch.Tensor:
-        return self._module._parameters["weight"].t()
+        return self.modules[0]._parameters["weight"].t()
 
     @property
     def bias(self) -> torch.Tensor | None:
-        return self._module._parameters["bias"]
-
-    @property
-    def training(self) -> bool:
-        return self._module.training
-
-    def current(self, bound: Any) -> Any:
-        return bound
-
-    def local_passes(self, position: int) -> tuple[()]:
-        return ()
+        return self.modules[0]._parameters["bias"]
 
 
 class ConvertedConv1D(ConvertedModule):
@@ -115,16 +108,29 @@ def _conv1d_forward(module: nn.Module) -> Any:
     return next((base.__dict__.get("forward") for base in type(module).__mro__ if base.__name__ == "Conv1D"), None) if is_conv1d(module) else None
 
 
-def linear_swap(module: nn.Module, recipe: Recipe | None) -> Swap:
-    """The swap of a linear layer for which ``why_no_linear`` says nothing."""
-    held = module._parameters
-    weight, bias = held["weight"], held.get("bias")
-    assert weight is not None
+def linear_ops(module: Any) -> list[BoundParts]:
+    """The ops of a linear layer for which ``why_no_linear`` says nothing, each with who holds its parameters and their names there."""
+    weight, bias = module._parameters["weight"], module._parameters.get("bias")
     transposed = is_conv1d(module)
     like = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
     holder = Transposed(module) if transposed else module
-    bound: list[tuple[Op, Any, tuple[str, ...]]] = [(ops.MMT(make_nvte_tensor(like.t() if transposed else like)), holder, ("weight",))]
-    if bias is not None:
-        bound.append((ops.Add(placeholder(bias)), holder, ("bias",)))
-    kind = ConvertedConv1D if transposed else ConvertedLinear
-    return Swap(module, kind, kind.attributes(module, bound, recipe))
+    product = ops.MMT(make_nvte_tensor(like.t() if transposed else like)), holder, ("weight",)
+    return [product] if bias is None else [product, (ops.Add(placeholder(bias)), holder, ("bias",))]
+
+
+def joined_ops(modules: Sequence[Any]) -> list[BoundParts]:
+    """The same of several ``nn.Linear``s of one input, as one."""
+    weights = [module._parameters["weight"] for module in modules]
+    rows, holder = sum(len(weight) for weight in weights), JoinedLinears(*modules)
+    like = torch.empty(rows, weights[0].shape[1], dtype=weights[0].dtype, device="meta")
+    found: list[BoundParts] = [(ops.MMT(make_nvte_tensor(like)), holder, ("weight",))]
+    if any(module._parameters.get("bias") is not None for module in modules):
+        found.append((ops.Add(make_nvte_tensor(like.new_empty(rows))), holder, ("bias",)))
+    return found
+
+
+def linear_swap(module: nn.Module, recipe: Recipe | None) -> Swap:
+    """The swap of a linear layer for which ``why_no_linear`` says nothing."""
+    kind = ConvertedConv1D if is_conv1d(module) else ConvertedLinear
+    attributes = kind.attributes(module, linear_ops(module), recipe)
+    return Swap(module, kind, {**attributes, "_group": None, "_place": 0} if kind is ConvertedLinear else attributes)

@@ -60,6 +60,8 @@ class ConvertedModule(Swapped, BaseModule):
     that of its former class: scaling states are no part of it, so that files of other libraries stay theirs (``scaling_states``).
     """
 
+    # The state dict is that of the former class, and so are the ways in and out of one, and how parameters begin.
+    kept = ("_save_to_state_dict", "_load_from_state_dict", "load_state_dict", "named_buffers", "reset_parameters", "extra_repr", "compile")
     _recipe: Recipe | None
     """Of the conversion: what it follows outside of every ``autocast``."""
     _own: autocast
@@ -135,16 +137,3 @@ class ConvertedModule(Swapped, BaseModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         vars(self)["_own"] = autocast(self._recipe is not None, self._recipe)
-
-    # The state dict is that of the former class, and so is how parameters begin.
-
-    _save_to_state_dict = nn.Module._save_to_state_dict
-    _load_from_state_dict = nn.Module._load_from_state_dict  # pyright: ignore[reportAssignmentType]
-    load_state_dict = nn.Module.load_state_dict
-    named_buffers = nn.Module.named_buffers
-
-    def reset_parameters(self) -> None:
-        self.original.reset_parameters(self)
-
-    def extra_repr(self) -> str:
-        return self.original.extra_repr(self)

@@ -26,6 +26,8 @@ class Swapped:
     """The class that the module had."""
     kind: ClassVar[type[Any]]
     """The class of the package that the module computes by."""
+    kept: ClassVar[tuple[str, ...]] = ()
+    """The names of what stays as the former class has it, though a base of ``kind`` has another."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """The class is made while the program runs, so a pickle names the two that it is made of."""
@@ -46,7 +48,8 @@ class Swap:
 def class_of(kind: type[Swapped], original: type[Any]) -> type[Any]:
     """The class of modules of class ``original`` that compute by ``kind``. It has the former's name, as lists of names and patterns look for it."""
     own = {"original": original, "kind": kind, "__module__": original.__module__, "__qualname__": f"Fusible{original.__qualname__}"}
-    return type(f"Fusible{original.__name__}", (kind, original), {**own, "__doc__": kind.__doc__})
+    kept = {name: getattr(original, name) for name in kind.kept if hasattr(original, name)}
+    return type(f"Fusible{original.__name__}", (kind, original), {**kept, **own, "__doc__": kind.__doc__})
 
 
 def swap(swaps: Iterable[Swap]) -> None:

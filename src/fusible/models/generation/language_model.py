@@ -14,8 +14,10 @@ __all__ = ["LanguageModel"]
 class LanguageModel(Protocol):
     """Logits of the next token of sequences, whose keys and values are kept. ``context``: the most tokens that a sequence may have."""
 
-    vocabulary: int
-    context: int
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def context(self) -> int: ...
 
     def next_logits(self, tokens: Tensor, seq_lens: Tensor, cache: KVCache) -> Tensor:
         """fp32 ``[sequences, vocabulary]``: of what follows the last token of each sequence.

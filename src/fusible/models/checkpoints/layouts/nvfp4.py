@@ -30,8 +30,8 @@ class PackedNVFloat4(Layout):
     """Two elements to a byte, ``[..., columns / 2]``, the even one low; a scale for each 16, ``[..., columns / 16]``; and one for the tensor, fp32.
 
     That is ``amax / 2688``, or, where ``inverse``, ``2688 / amax``. Fusible's tensors hold the amax. From the scale of the tensor follows the amax
-    that it was computed from, where that was a number of bf16 or any that gives exactly this scale; the nearest where none does, which no amax then
-    gave: its values differ by less than 2^-23 of themselves.
+    that it was computed from, where that was a number of bf16, or any that gives exactly this scale. Where none does, as where a converter took the
+    reciprocal of another's scale, it is the nearest: values differ by less than 2^-22 of themselves.
     """
 
     elements: str

@@ -33,7 +33,7 @@ from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.formulas.number_formats import E2M1_MAX
 from fusible.tex.protocol import FP8_MAX, fp8_format, outer, process_group
 
-__all__ = ["FORMATS", "Operand", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
+__all__ = ["FORMATS", "Codes", "Operand", "codes_of_blocks", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
 
 _LEVELS_OF_HALVES = frozenset({"avx512bf16", "amx"})
 """The levels at which a product of bf16 is one."""
@@ -46,6 +46,10 @@ def _no_factor(x: Any, way: str) -> None:
     return None
 
 
+def _code_of_fp8(x: Any) -> DType:
+    return fp8_format(x._fp8_dtype)
+
+
 class _Kernels(NamedTuple):
     """What encodes and decodes a format.
 
@@ -53,7 +57,7 @@ class _Kernels(NamedTuple):
     the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite. ``factor(x, way)``: by
     what they are still to be multiplied, None or fp32, one or one for each line. ``transform(x, way)``: the matrix by which lines were multiplied in
     groups, or None. ``takes(quantizer)``: whether the kernels have its options. ``never(scales)``: whether bf16 cannot hold values of these
-    scales, so that nobody asks for them.
+    scales, so that nobody asks for them. ``code(x)``: what an element is stored as.
     """
 
     encode: Callable[[Tensor, Any, Buffers], None]
@@ -62,6 +66,7 @@ class _Kernels(NamedTuple):
     transform: Callable[[Any, str], Tensor | None] = _no_factor
     takes: Callable[[Any], bool] = lambda quantizer: True
     never: Callable[[Tensor], bool] = lambda scales: False
+    code: Callable[[Any], DType] = _code_of_fp8
 
 
 class Operand(NamedTuple):
@@ -69,6 +74,16 @@ class Operand(NamedTuple):
 
     values: Tensor
     turned: bool
+    factor: Tensor | float
+
+
+class Codes(NamedTuple):
+    """The codes of a copy whose lines are contracted, a row each; their type; their scales, and whether these are of squares; the factor of all."""
+
+    data: Tensor
+    dtype: DType
+    scales: Tensor
+    tiled: bool
     factor: Tensor | float
 
 
@@ -148,6 +163,21 @@ def operand_of_blocks(x: Any, way: str, undo: bool = False) -> Operand:
     if factor is not None and by_lines:
         values, factor = values.mul_(factor.view(-1, 1)), None
     return Operand(values, turned, 1.0 if factor is None else factor)
+
+
+def codes_of_blocks(x: Any, way: str, undo: bool = False) -> Codes | None:
+    """A copy as a product with few rows reads it, with nothing decoded before; None where its codes do not lie line by line, or where lines have a
+    factor each, or a transform to ``undo``."""
+    form, kernels = _form_of(x), FORMATS[_form_of(x)]
+    if way == "columnwise" and not form.transposed:
+        return None
+    factor = kernels.factor(x, way)
+    if (factor is not None and factor.numel() > 1) or (undo and kernels.transform(x, way) is not None):
+        return None
+    _, data, shape = _READER.stored(x, way)
+    lines = shape[1] if way == "columnwise" else shape[0]
+    codes = data.contiguous().view(lines, -1)
+    return Codes(codes, kernels.code(x), _scales(x, way), form.has_tile_scales(x), 1.0 if factor is None else factor)
 
 
 def fails_to_cancel(a: Any, way_a: str, b: Any, way_b: str) -> bool:
@@ -258,6 +288,7 @@ FORMATS: dict[Format, _Kernels] = {
         _factor_of_nvfp4,
         _transform_of_nvfp4,
         lambda quantizer: not (quantizer.nvfp4_use_4over6 or quantizer.row_scaled_nvfp4),
+        code=lambda x: DType.kFloat4E2M1,
     ),
 }
 """The formats in blocks that the kernels know."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.blocks import fails_to_cancel, operand_of_blocks
+from fusible.tex.backends.cpu.blocks import Codes, codes_of_blocks, fails_to_cancel, operand_of_blocks
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
@@ -23,6 +23,8 @@ __all__ = ["GemmKernels", "products_gain"]
 _Job = GemmJob[torch.dtype]
 _BF16 = ("cpu", torch.bfloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
+_FEW_ROWS = 24
+"""Rows up to which ``native.gemm`` takes a right operand in blocks: its ``kMaxFewRows``."""
 
 
 def products_gain(A: Hashable, B: Hashable) -> str | None:
@@ -73,7 +75,13 @@ def _product(job: _Job, **epilogue: Any) -> Any:
     """``D`` by the native kernel. Its left operand is ``B``: rows come first there, as in memory."""
     ways = WAYS[not job.transA], WAYS[job.transB]
     undo = fails_to_cancel(job.A, ways[0], job.B, ways[1])
-    operands = (*_operand(job.B, job.transB, ways[1], undo), *_operand(job.A, job.transA, ways[0], undo))
+    left = _operand(job.B, job.transB, ways[1], undo)
+    right = None if left[1] or job.shape.empty or job.shape.rows > _FEW_ROWS else _codes(job.A, ways[0], undo)
+    if right is not None:
+        epilogue |= {"right_scales": right.scales, "right_tiled": right.tiled}
+        operands = (*left, right.data, True, int(right.dtype), right.factor)
+    else:
+        operands = (*left, *_operand(job.A, job.transA, ways[0], undo))
     if job.D is not None and job.beta:
         epilogue |= {"addend": job.D.contiguous(), "beta": job.beta}
     if job.alpha != 1.0:
@@ -83,6 +91,11 @@ def _product(job: _Job, **epilogue: Any) -> Any:
     if job.quantizer is None or job.quantized or not scheme_of(job.quantizer).per_tensor:
         return produce(kernel, operands, job.shape.output, job.dtype, job.quantizer, job.D)
     return quantize_tensor(produce(kernel, operands, job.shape.output, job.dtype, None), job.quantizer, job.D)
+
+
+def _codes(x: Any, way: str, undo: bool) -> Codes | None:
+    """A right operand in blocks as it is stored, where the kernel reads it so."""
+    return None if not is_quantized(x) or format_of(x).per_tensor else codes_of_blocks(x, way, undo)
 
 
 def _operand(x: Any, transpose: bool, way: str, undo: bool) -> tuple[Tensor, bool, Any, Any]:

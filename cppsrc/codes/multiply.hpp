@@ -1,0 +1,156 @@
+// Products with few rows whose B is codes, with one scale or with scales of blocks. B is read once, as it lies.
+//
+// Order of accumulation. The elements of a column are taken chunk by chunk (decoders.hpp), and those of a chunk in its groups, which lie in one block
+// of scales lane by lane. A lane adds up its products of a group in float; their sum is multiplied by the lane's factor and added to what the lane had
+// (a product and its sum are one rounding where the level has fused multiply-add, else two). At the end of K, or of each KC elements of it where there
+// are three rows and more, the lanes are added up. So a lane rounds at most three times an element, and a result is off by no more than
+// 3 K / lanes + log2(lanes) + K / KC roundings of the sum of the magnitudes of its products.
+#pragma once
+
+#include "codes/decoders.hpp"
+#include "codes/factors.hpp"
+
+namespace fusible::codes::FUSIBLE_LEVEL {
+namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+
+// Sums that are held, and rows of them: what a chunk is decoded to needs registers beside them.
+#if defined(FUSIBLE_SIMD_AVX512)
+constexpr int kSumsHeld = 16;
+constexpr int kMostRows = 8;
+#else
+constexpr int kSumsHeld = 8;
+constexpr int kMostRows = 4;
+#endif
+
+/// KC of three rows and more: of A, all rows of so many elements stay in the first cache.
+constexpr std::int64_t kKC = 1024;
+
+constexpr int columns_of(int rows) { return kSumsHeld / rows > 8 ? 8 : kSumsHeld / rows; }
+
+/// Brings `count` elements that lie in their own order into that of a decoder, chunk by chunk.
+template <class Decoder, class Factors>
+void reorder(float* elements, std::int64_t count) {
+    constexpr int kElements = Decoder::kElements;
+    static_assert(kMostElements % kElements == 0 && kSection % kElements == 0, "rows and sections are whole chunks");
+    struct Order {
+        std::uint8_t at[kElements] = {};
+        constexpr Order() {
+            for (int i = 0; i < kElements; ++i) at[i] = static_cast<std::uint8_t>(Decoder::element(i));
+        }
+    };
+    static constexpr Order kOrder;
+    for (std::int64_t first = 0; first < count; first += kElements) {
+        float before[kElements];
+        std::memcpy(before, elements + first, sizeof before);
+        for (int i = 0; i < kElements; ++i) elements[first + i] = before[kOrder.at[i]];
+    }
+}
+
+/// Adds the products of a chunk of a column to the sums of each row. `factors`: from the chunk's first block on.
+template <class Decoder, class Factors, int kHeight>
+inline void multiply_chunk(const std::uint8_t* codes, const float* factors, const float* a, std::ptrdiff_t a_stride, F32 (&sum)[kHeight],
+                           typename Decoder::Seen& seen) {
+    constexpr int kVectors = Decoder::kVectors;
+    const Decoder decoder(codes, seen);
+    for (int g = 0; g < Decoder::kGroups; ++g) {
+        F32 group[kHeight];
+        for (int r = 0; r < kHeight; ++r) group[r] = Factors::kBlock == 0 ? sum[r] : splat(0.0f);
+        for (int v = g * kVectors; v < (g + 1) * kVectors; ++v) {
+            const F32 column = decoder.values(v);
+            for (int r = 0; r < kHeight; ++r) group[r] = fma(load(a + r * a_stride + v * kLanes), column, group[r]);
+        }
+        if constexpr (Factors::kBlock == 0) {
+            for (int r = 0; r < kHeight; ++r) sum[r] = group[r];
+        } else {
+            const F32 factor = factors_of_lanes<Decoder, Factors::kBlock>(factors, g);
+            for (int r = 0; r < kHeight; ++r) sum[r] = fma(group[r], factor, sum[r]);
+        }
+    }
+}
+
+/// Where a section's factors begin that a chunk needs.
+template <class Factors>
+inline const float* factors_from(const float* factors, std::int64_t element) {
+    if constexpr (Factors::kBlock == 0) return factors;
+    return factors + element / Factors::kBlock;
+}
+
+/// sums[r][c] += the products of kHeight rows and kWidth columns over the elements [first, last).
+template <class Decoder, class Factors, int kHeight, int kWidth>
+inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t first, std::int64_t last) {
+    constexpr int kElements = Decoder::kElements;
+    constexpr int kPerByte = kElements / Decoder::kBytes;
+    F32 sum[kWidth][kHeight];
+    const std::uint8_t* b[kWidth];
+    typename Decoder::Seen seen{};
+    for (int c = 0; c < kWidth; ++c) {
+        for (int r = 0; r < kHeight; ++r) sum[c][r] = splat(0.0f);
+        b[c] = static_cast<const std::uint8_t*>(few.b) + (col + c) * few.b_stride;
+    }
+    for (std::int64_t section = first; section < last; section += kSection) {
+        const std::int64_t end = section + kSection < last ? section + kSection : last;
+        alignas(64) float factors[kWidth][Factors::kRoom];
+        if constexpr (Factors::kBlock != 0) Factors::read(few, col, kWidth, section, static_cast<int>(end - section), factors);
+        std::int64_t k = section;
+        for (; k + kElements <= end; k += kElements) {
+            const float* const a = few.a + k;
+            for (int c = 0; c < kWidth; ++c) {
+                const std::uint8_t* const codes = b[c] + k / kPerByte;
+                __builtin_prefetch(codes + kWidth * few.b_stride);  // the columns after these: a CPU does not see where they begin
+                multiply_chunk<Decoder, Factors>(codes, factors_from<Factors>(factors[c], k - section), a, few.a_stride, sum[c], seen);
+            }
+        }
+        if (k == end) continue;
+        for (int c = 0; c < kWidth; ++c) {
+            std::uint8_t padded[Decoder::kBytes] = {};
+            std::memcpy(padded, b[c] + k / kPerByte, static_cast<std::size_t>((end - k) / kPerByte));
+            float own[kElements + kLanes] = {};  // of blocks that there are not, too
+            if constexpr (Factors::kBlock != 0) {
+                const std::int64_t blocks = (end - k + Factors::kBlock - 1) / Factors::kBlock;
+                std::memcpy(own, factors_from<Factors>(factors[c], k - section), static_cast<std::size_t>(blocks) * sizeof(float));
+            }
+            multiply_chunk<Decoder, Factors>(padded, own, few.a + k, few.a_stride, sum[c], seen);
+        }
+    }
+    for (int c = 0; c < kWidth; ++c) {
+        const bool poisoned = has_nan(seen) && has_nan_code(b[c] + first / kPerByte, (last - first) / kPerByte);
+        for (int r = 0; r < kHeight; ++r) {
+            const float total = poisoned ? float_of(kQuietNan) : sum_lanes(sum[c][r]) * Decoder::kScale;
+            few.sums[r * few.sums_stride + col + c] += total;
+        }
+    }
+}
+
+template <class Decoder, class Factors, int kHeight>
+void multiply_rows(const FewRows& few) {
+    constexpr int kWidth = columns_of(kHeight);
+    for (int r = 0; r < kHeight; ++r)
+        for (std::int64_t c = 0; c < few.cols; ++c) few.sums[r * few.sums_stride + c] = 0.0f;
+    const std::int64_t kc = kHeight <= 2 ? few.k : kKC;
+    for (std::int64_t first = 0; first < few.k; first += kc) {
+        const std::int64_t last = first + kc < few.k ? first + kc : few.k;
+        std::int64_t col = 0;
+        for (; col + kWidth <= few.cols; col += kWidth) multiply_columns<Decoder, Factors, kHeight, kWidth>(few, col, first, last);
+        for (; col < few.cols; ++col) multiply_columns<Decoder, Factors, kHeight, 1>(few, col, first, last);
+    }
+}
+
+template <class Decoder, class Factors, int kHeight>
+void multiply_at_most(const FewRows& few) {
+    if (few.rows == kHeight) return multiply_rows<Decoder, Factors, kHeight>(few);
+    if constexpr (kHeight > 1) multiply_at_most<Decoder, Factors, kHeight - 1>(few);
+}
+
+template <class Decoder, class Factors>
+void multiply(const FewRows& few) {
+    FewRows some = few;
+    for (int left = few.rows; left > 0; left -= some.rows, some.a += some.rows * few.a_stride, some.sums += some.rows * few.sums_stride) {
+        some.rows = left < kMostRows ? left : kMostRows;
+        multiply_at_most<Decoder, Factors, kMostRows>(some);
+    }
+}
+
+}  // namespace
+}  // namespace fusible::codes::FUSIBLE_LEVEL

@@ -1,0 +1,105 @@
+"""What a conversion is to do: of each module the swap, or why there is none. Nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation
+from fusible.models.convert.attention import attention_swap, find_projections
+from fusible.models.convert.linear import linear_swap, why_no_linear
+from fusible.models.convert.mlp import find_mlp, mlp_swap
+from fusible.models.convert.norm import find_norm, is_like_norm, norm_swap
+from fusible.models.convert.report import Layer, Outcome
+from fusible.models.convert.selection import Filter, Selection, is_like_linear, kept_in_high_precision
+from fusible.models.convert.swapping import Swap, Swapped
+from fusible.quantized import Recipe
+
+__all__ = ["Planner"]
+
+
+class Planner:
+    """``swaps``: those to make; ``layers``: what is said of each module, by its name, in the model's order."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe | None, selection: Selection, keep: Sequence[Filter]) -> None:
+        self._recipe, self._selection = recipe, selection
+        self._kept = kept_in_high_precision(model, keep)
+        self._converted: set[str] = set()
+        self._activations: dict[str, str] = {}
+        self.swaps: list[Swap] = []
+        found: dict[str, Layer] = {}
+        modules = list(model.named_modules())
+        for name, module in modules:
+            self._look_at_layer(name, module, found)
+        for name, module in modules:
+            if name not in found and not selection.why_not(name, module):
+                self._look_at_block(name, module, found)
+        self.layers = tuple(found[name] for name, _ in modules if name in found)
+
+    def _look_at_layer(self, name: str, module: nn.Module, found: dict[str, Layer]) -> None:
+        if isinstance(module, Swapped):
+            found[name] = Layer(name, "layer", "converted", f"{module.original.__name__}, earlier")
+            return
+        kind = _kind(module)
+        if not kind:
+            return
+        why = self._selection.why_not(name, module)
+        if why:
+            found[name] = Layer(name, kind, "left", why)
+        elif name in self._kept:
+            found[name] = Layer(name, kind, "kept", self._kept[name])
+        else:
+            outcome, text = {"linear": self._linear, "norm": self._norm, "activation": self._activation}[kind](name, module)
+            found[name] = Layer(name, kind, outcome, text)
+
+    def _linear(self, name: str, module: nn.Module) -> tuple[Outcome, str]:
+        wrong = why_no_linear(module)
+        return ("left", wrong) if wrong else self._swapped(name, linear_swap(module, self._recipe), _sizes(module))
+
+    def _norm(self, name: str, module: nn.Module) -> tuple[Outcome, str]:
+        norm = find_norm(module)
+        text = f"{type(module).__name__} as {norm.text}"
+        return ("left", norm.wrong) if norm.wrong else self._swapped(name, norm_swap(module, norm, self._recipe), text)
+
+    def _activation(self, name: str, module: nn.Module) -> tuple[Outcome, str]:
+        activation = find_activation(module)
+        if not activation:
+            return "left", f"{type(module).__name__} computes none of the activations of fusible.tex"
+        self._activations[name] = activation
+        return self._swapped(name, activation_swap(module, activation, self._recipe), f"{type(module).__name__} as {activation}")
+
+    def _swapped(self, name: str, one: Swap, text: str) -> tuple[Outcome, str]:
+        self.swaps.append(one)
+        self._converted.add(name)
+        return "converted", text
+
+    def _look_at_block(self, name: str, module: nn.Module, found: dict[str, Layer]) -> None:
+        """A module around layers: whether several of these are to compute as one."""
+        prefix = f"{name}." if name else ""
+        linears = [own for own, child in module._modules.items() if child is not None and is_like_linear(child)]
+        if not linears or not all(prefix + own in self._converted for own in linears):
+            return
+        activations = {own: self._activations[prefix + own] for own in module._modules if prefix + own in self._activations}
+        mlp = find_mlp(module, linears, activations)
+        projections = find_projections(module)
+        if mlp is not None:
+            found[name] = Layer(name, "MLP", *self._swapped(name, mlp_swap(module, mlp, self._recipe), mlp.text))
+        elif projections:
+            text = f"{', '.join(projections)} as one product"
+            found[name] = Layer(name, "attention", *self._swapped(name, attention_swap(module, projections, self._recipe), text))
+
+
+def _kind(module: nn.Module) -> str:
+    """What kind of layer a module looks like; empty where Fusible has none of the kind."""
+    if is_like_linear(module):
+        return "linear"
+    if is_like_norm(module):
+        return "norm"
+    return "activation" if is_like_activation(module) else ""
+
+
+def _sizes(module: Any) -> str:
+    sizes = (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (module.nx, module.nf)
+    return f"{type(module).__name__} {sizes[0]} -> {sizes[1]}"

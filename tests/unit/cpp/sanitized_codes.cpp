@@ -1,0 +1,35 @@
+// Products of few rows with codes that are read as they lie: every format, with blocks and ends of them.
+#include "gemm/gemm.hpp"
+#include "sanitized.hpp"
+
+namespace fusible::codes {
+
+namespace {
+
+void exercise(std::int64_t m, std::int64_t n, std::int64_t k, DType left, DType right, const Buffer* scales, bool tiled) {
+    const Buffer a(left, m, k), b(DType::Byte, n, right == DType::Float4E2M1 ? k / 2 : k), out(DType::BFloat16, m, n);
+    const OptionalView blocks = scales == nullptr ? OptionalView{} : OptionalView{scales->view};
+    gemm::gemm(a.view, false, left, Scalar{0.5f}, b.view, true, right, Scalar{2.0f}, out.view, DType::BFloat16, {}, Scalar{1.0f}, {}, false, {}, {}, 1.0f,
+               0.0f, 0, {}, {}, blocks, tiled, 2);
+}
+
+const Drive driver([] {
+    for (const std::int64_t m : {0, 1, 2, 5, 8, 13, 24})
+        for (const std::int64_t n : {1, 8, 65, 130})
+            for (const std::int64_t k : {0, 32, 96, 1024, 1312}) {
+                const Buffer exponents(DType::Byte, n, k / 32), small(DType::Byte, n, k / 16);
+                const std::int64_t ragged = k == 0 ? 0 : k - 3;
+                const Buffer rows(DType::Float32, (k + 127) / 128, n), squares(DType::Float32, (n + 127) / 128, (k + 127) / 128);
+                for (const DType right : {DType::Float8E4M3, DType::Float8E5M2}) {
+                    exercise(m, n, ragged, DType::BFloat16, right, nullptr, false);
+                    exercise(m, n, k, DType::Float32, right, &exponents, false);
+                    exercise(m, n, ragged, DType::Float8E5M2, right, &rows, false);
+                    exercise(m, n, ragged, DType::Float16, right, &squares, true);
+                }
+                exercise(m, n, k, DType::BFloat16, DType::Float4E2M1, &small, false);
+            }
+});
+
+}  // namespace
+
+}  // namespace fusible::codes

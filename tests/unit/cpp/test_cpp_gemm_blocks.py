@@ -1,0 +1,205 @@
+"""Products of few rows with a right operand in blocks, read as it lies, against float64 at every level: formats, sizes, special values, errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fusible import cpp_extensions as native
+from fusible.errors import ArgumentError, DTypeError, ShapeError
+
+E4M3, E5M2, E2M1 = torch.float8_e4m3fn, torch.float8_e5m2, "float4_e2m1fn_x2"
+WIDE = [torch.float32, torch.bfloat16, torch.float16]
+EPS = torch.finfo(torch.float32).eps
+FOURS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+LANES = 8
+"""The fewest lanes of a vector, which share the elements of a column."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Codes ``[lines, depth]``, what they are, their scales, and whether those are of squares."""
+
+    codes: Tensor
+    dtype: Any
+    scales: Tensor
+    tiled: bool = False
+
+    @property
+    def values(self) -> Tensor:
+        """In float64, by torch's own types."""
+        if self.dtype == E2M1:
+            each = torch.stack([self.codes & 15, self.codes >> 4], -1).flatten(1).long()
+            return FOURS[each].double() * self.scales.view(E4M3).double().repeat_interleave(16, 1)
+        elements = self.codes.view(self.dtype).double()
+        if self.scales.dtype == torch.uint8:
+            return elements * self.scales.view(torch.float8_e8m0fnu).double().repeat_interleave(32, 1)
+        lines, depth = elements.shape
+        scales = self.scales.repeat_interleave(128, 0)[:lines] if self.tiled else self.scales.t()
+        return elements * scales.double().repeat_interleave(128, 1)[:, :depth]
+
+    def product(self, left: Tensor, dtype: torch.dtype = torch.float32, **more: Any) -> Tensor:
+        out = torch.empty(left.shape[0], self.codes.shape[0], dtype=dtype)
+        operands = left, False, left.dtype, 1.0, self.codes, True, self.dtype, 1.0, out, dtype
+        native.gemm(*operands, right_scales=self.scales, right_tiled=self.tiled, **more)
+        return out
+
+
+FORMATS = ["mx e4m3", "mx e5m2", "rows e4m3", "rows e5m2", "squares e4m3", "squares e5m2", "fours"]
+
+
+def random_codes(shape: tuple[int, int], fp8: torch.dtype, generator: torch.Generator) -> Tensor:
+    return (torch.randn(shape, generator=generator) * 10).to(fp8).view(torch.uint8)
+
+
+def random_blocks(name: str, lines: int, blocks: int, seed: int = 0) -> Blocks:
+    """``blocks`` of 32 elements along each line, of 16 in the format of four bits; of the last one of 128, as many as there are."""
+    generator, fp8 = torch.Generator().manual_seed(seed), E5M2 if "e5m2" in name else E4M3
+    depth = (16 if name == "fours" else 32) * blocks
+    if name == "fours":
+        codes = torch.randint(256, (lines, depth // 2), generator=generator).to(torch.uint8)
+        return Blocks(codes, E2M1, torch.randint(1, 127, (lines, blocks), generator=generator).to(torch.uint8))
+    codes = random_codes((lines, depth), fp8, generator)
+    if name.startswith("mx"):
+        return Blocks(codes, fp8, torch.randint(110, 140, (lines, blocks), generator=generator).to(torch.uint8))
+    tiled = name.startswith("squares")
+    shape = (-(-lines // 128), -(-depth // 128)) if tiled else (-(-depth // 128), lines)
+    return Blocks(codes, fp8, torch.rand(shape, generator=generator) + 0.01, tiled)
+
+
+def bound(left: Tensor, right: Blocks, dtype: torch.dtype) -> Tensor:
+    """What the documented order may be off by: a lane rounds a product, its sum and a block's for each of its elements; then lanes are added
+    up, and at the end of each 1024 elements the sums; and half a unit of the result."""
+    depth = left.shape[1]
+    size = left.double().abs() @ right.values.abs().t()
+    return size * (EPS / 2 * (3 * depth / LANES + 3 + depth / 1024 + 3) + torch.finfo(dtype).eps / 2) + torch.finfo(dtype).tiny
+
+
+def agree(result: Tensor, expected: Tensor, allowed: Tensor) -> None:
+    error = (result.double() - expected).abs()
+    assert bool((error <= allowed).all()), f"off by {(error / allowed).max().item():.2f} times what is allowed"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(
+    rows=st.integers(1, 24),
+    lines=st.sampled_from([1, 7, 8, 33, 64, 65, 130, 200]),
+    blocks=st.sampled_from([1, 2, 3, 4, 5, 8, 31, 33, 70, 130]),
+    kind=st.sampled_from(WIDE),
+    dtype=st.sampled_from(WIDE[:2]),
+)
+def test_formats_and_sizes(level: str, name: str, rows: int, lines: int, blocks: int, kind: torch.dtype, dtype: torch.dtype) -> None:
+    right = random_blocks(name, lines, blocks)
+    left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
+    agree(right.product(left, dtype), left.double() @ right.values.t(), bound(left, right, dtype))
+
+
+@pytest.mark.parametrize("name", ["rows e4m3", "squares e5m2"])
+@pytest.mark.parametrize("depth", [1, 31, 100, 129, 1100])
+def test_a_last_block_may_be_short(level: str, name: str, depth: int) -> None:
+    whole = random_blocks(name, 70, -(-depth // 32))
+    right = Blocks(whole.codes[:, :depth].contiguous(), whole.dtype, whole.scales, whole.tiled)
+    left = torch.randn(3, depth, generator=torch.Generator().manual_seed(1))
+    agree(right.product(left), left.double() @ right.values.t(), bound(left, right, torch.float32))
+
+
+@pytest.mark.parametrize("left_dtype", [E4M3, E5M2])
+def test_a_left_operand_of_codes(level: str, left_dtype: torch.dtype) -> None:
+    right, left = random_blocks("mx e4m3", 40, 5), torch.randn(4, 160).to(left_dtype)
+    agree(right.product(left), left.double() @ right.values.t(), bound(left.float(), right, torch.float32))
+
+
+def test_every_code_is_decoded_exactly(level: str) -> None:
+    """Each code beside zeros, times one and a scale that is a power of two."""
+    for dtype, count, length in ((E4M3, 256, 64), (E5M2, 256, 64), (E2M1, 16, 32)):
+        for place in (0, 1, 13, 31):
+            codes = torch.zeros(count, length, dtype=torch.uint8)
+            codes[:, place if dtype != E2M1 else place // 2] = torch.arange(count, dtype=torch.uint8) << (4 * (place % 2) if dtype == E2M1 else 0)
+            depth = length if dtype != E2M1 else 2 * length
+            scales = torch.full((count, depth // 32), 125, dtype=torch.uint8)
+            scales = scales if dtype != E2M1 else torch.full((count, depth // 16), 0x28, dtype=torch.uint8)  # a quarter, in either
+            found = Blocks(codes, dtype, scales).product(torch.ones(1, depth)).view(-1)
+            values = FOURS if dtype == E2M1 else torch.arange(256, dtype=torch.uint8).view(dtype).float()
+            assert torch.equal(found.nan_to_num(7.0), (values / 4).nan_to_num(7.0)), (dtype, place)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_special_values_are_those_of_decoded_operands(level: str, rows: int) -> None:
+    """NaN and infinity among codes and scales, and what is multiplied by zero: wherever a decoded product has NaN or infinity, and nowhere else."""
+    for name in FORMATS:
+        right = random_blocks(name, 70, 10)
+        length = right.codes.shape[1]
+        if right.dtype != E2M1:
+            right.codes[3, 5], right.codes[67, length - 1] = 0x7F, 0xFF  # NaN in both formats
+        if right.dtype == E5M2:
+            right.codes[9, 40], right.codes[10, 0], right.codes[10, 1] = 0x7C, 0x7C, 0xFC
+        if right.scales.dtype == torch.uint8:
+            right.scales[20, 1], right.scales[21, :] = 0xFF if right.dtype != E2M1 else 0x7F, 0
+        elif not right.tiled:
+            right.scales[1, 20], right.scales[0, 21], right.scales[2, 22] = torch.nan, torch.inf, 0.0
+        left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1))
+        left[0, ::3] = 0.0
+        want, got = left.double() @ right.values.t(), right.product(left)
+        assert torch.equal(want.isnan(), got.isnan()), name
+        assert torch.equal(want.isinf(), got.isinf()), name
+        finite = want.isfinite()
+        assert bool((got.double() - want).abs()[finite].le(bound(left, right, torch.float32)[finite]).all()), name
+
+
+def test_the_epilogue(level: str) -> None:
+    for name in FORMATS:
+        right = random_blocks(name, 70, 6)
+        left = torch.randn(9, right.values.shape[1], generator=torch.Generator().manual_seed(1))
+        bias, addend = torch.randn(70), torch.randn(9, 70)
+        want = 0.5 * (left.double() @ right.values.t()) + 0.25 * addend.double() + bias.double()
+        allowed = bound(left, right, torch.float32) + 4 * EPS * (addend.abs().double() + bias.abs().double() + want.abs())
+        agree(right.product(left, alpha=0.5, beta=0.25, addend=addend, bias=bias), want, allowed)
+
+
+def test_threads_and_columns_around_it_change_nothing(level: str) -> None:
+    """A column's result is of one order, whichever columns are computed with it and on however many threads."""
+    for name in FORMATS:
+        for rows in (1, 4, 11):
+            right = random_blocks(name, 200, 40)
+            left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1))
+            wanted = right.product(left, num_threads=1)
+            assert torch.equal(right.product(left, num_threads=3), wanted)
+            if not right.tiled:
+                of_lines = right.scales if right.scales.dtype == torch.uint8 else right.scales.t()
+                some = of_lines[131:150].contiguous() if right.scales.dtype == torch.uint8 else of_lines[131:150].t().contiguous()
+                assert torch.equal(Blocks(right.codes[131:150].contiguous(), right.dtype, some).product(left), wanted[:, 131:150])
+
+
+def test_wrong_arguments_are_named_before_anything_is_written() -> None:
+    right, out = random_blocks("mx e4m3", 6, 2), torch.full((4, 6), 7.0)
+
+    def refused(error: type[Exception], match: str, left: Tensor | None = None, flags: tuple[bool, bool] = (False, True), **changed: Any) -> None:
+        left = torch.zeros(4, 64) if left is None else left
+        given = {"right": right.codes, "right_dtype": right.dtype, "right_scales": right.scales, "right_tiled": False, "dst": out} | changed
+        kinds = {"left_dtype": left.dtype, "left_scale": 1.0, "right_scale": 1.0, "dtype": torch.float32}
+        with pytest.raises(error, match=match):
+            native.gemm(left=left, left_transposed=flags[0], right_transposed=flags[1], **kinds, **given)
+        assert bool((out == 7.0).all())
+
+    refused(
+        ArgumentError, "gemm with right_scales: expected a transposed right operand, and a left one that is not", torch.zeros(64, 4), (True, True)
+    )
+    refused(ArgumentError, "gemm with right_scales: expected a transposed right operand", torch.zeros(4, 6), (False, False), dst=torch.zeros(4, 64))
+    refused(ShapeError, "left of gemm with right_scales: expected at most 24 rows, got 25", torch.zeros(25, 64), dst=torch.zeros(25, 6))
+    refused(ShapeError, "right_scales: expected a matrix of at least 6 x 2", right_scales=right.scales[:, :1].contiguous())
+    refused(ShapeError, "right: expected columns in multiples of 32, got 40", torch.zeros(4, 40), right=right.codes[:, :40].contiguous())
+    refused(ShapeError, "right_scales: expected a matrix of at least 1 x 6", right_scales=torch.zeros(1, 5))
+    refused(
+        ShapeError, "right: expected 64 in the contracted dimension, got 128", right_dtype=E2M1, right_scales=torch.zeros(6, 8, dtype=torch.uint8)
+    )
+    refused(DTypeError, "right_scales: expected uint8 or float8_e8m0fnu, got int32", right_scales=right.scales.int())
+    refused(DTypeError, "fp8_dtype: expected float8_e4m3fn or float8_e5m2, got bfloat16", right_dtype=torch.bfloat16)
+    refused(ArgumentError, "right_scales of squares: expected float32 scales, got uint8", right_tiled=True)
+    refused(ArgumentError, "dst", dst=right.scales)
