@@ -103,9 +103,11 @@ def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh
     finally:
         progress.end()
     done = run.step == options.steps
-    if done:
-        run.evaluate()
-    save()
+    try:
+        if done:
+            run.evaluate()
+    finally:
+        save()
     return done
 
 
