@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tokenizers
 import torch
 
 from fusible.cli import main
 from fusible.cli.command import all_commands
 from fusible.cli.main import _parser
+from fusible.models import from_config, save_pretrained
 from fusible.models.checkpoints import write_checkpoint
 
 SMALL = "--steps 1 --layers 1 --hidden 8 --heads 1 --seq-len 8 --batch 1 --text text.txt --out made".split()
+TRAINED = "--model new.json --tokenizer words --data text.txt --steps 1 --seq-len 8 --batch 2 --eval-share 0.2 --out made".split()
+ADAPTED = [*TRAINED[2:], "--model", "new", "--lora", "2"]
 BASES: dict[str, tuple[list[str], list[str]]] = {
     "bench": (["--quick", "--only", "casts"], []),
     "check-backend": (["--only", "gelu"], ["torch"]),
@@ -30,6 +35,14 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "train": (SMALL, []),
 }
 """Of each command the options and the positional arguments that a wrong one is put among."""
+INSTEAD = {
+    **dict.fromkeys(
+        ("model", "data", "eval-data", "eval-share", "eval-every", "tokenizer", "micro-batch", "warmup", "min-lr", "weight-decay"), TRAINED
+    ),
+    **dict.fromkeys(("clip", "lora"), TRAINED),
+    **dict.fromkeys(("lora-alpha", "lora-targets", "base-format"), ADAPTED),
+}
+"""The options of ``train`` that a model is trained with, and what they are put among."""
 NUMBERS = ["x", "", "2.5.1", "-1", "nan", "-inf", "1e400", "0x10", "[1]", "1,2", "None", "é", "9" * 5000]
 NAMES = ["x", ",", "none.none", "é", "a b", "None", "bf16,,x", "-", "x" * 3000]
 FILES = ["none/none", "text.txt/none", "x" * 3000, "trained", "é/é"]
@@ -53,9 +66,13 @@ RIGHT = {
 
 LISTS = {
     ("bench", "--only"): "casts", ("check-backend", "--only"): "gelu", ("check-backend", "--dtype"): "float32", ("train", "--recipe"): "delayed",
-    ("train", "--bf16-layers"): "first",
+    ("train", "--bf16-layers"): "first", ("train", "--lora-targets"): "o_proj",
 }  # fmt: skip
 """A right value of each option that takes several names."""
+
+
+NEW = {"model_type": "llama", "vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+NEW |= {"max_position_embeddings": 16}
 
 
 class Line(NamedTuple):
@@ -66,6 +83,8 @@ class Line(NamedTuple):
     @property
     def words(self) -> list[str]:
         options, positional = BASES[self.command]
+        if self.command == "train":
+            options = INSTEAD.get(self.option.removeprefix("--"), options)
         if not self.option.startswith("-"):
             return [self.command, *options, self.value]
         kept = list(options)
@@ -96,6 +115,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     (tmp_path / "text.txt").write_text("a text of some length. " * 200)
     (tmp_path / "script.py").write_text("pass\n")
     write_checkpoint("model", {"model_type": "llama"}, {"model.layers.0.mlp.up_proj.weight": torch.ones(32, 32)})
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "text": 1}, unk_token="a"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (tmp_path / "words").mkdir()
+    words.save("words/tokenizer.json")
+    (tmp_path / "new.json").write_text(json.dumps(NEW))
+    save_pretrained(from_config(NEW), "new")
     assert main(["train", *SMALL[:-1], "trained"]) == 0
     capsys.readouterr()
     return tmp_path

@@ -15,7 +15,7 @@ from fusible.cli.finetuning.data import read_data, tokenizer_folder
 from fusible.cli.finetuning.options import FinetuneOptions
 from fusible.cli.finetuning.results import check_free, discard_results, print_summary, write_results
 from fusible.cli.finetuning.run import Run, saved_options
-from fusible.cli.finetuning.setup import base_files, load_model
+from fusible.cli.finetuning.setup import base_files, check_model, load_model
 from fusible.cli.training.interruption import Interruption
 from fusible.cli.training.memory import PeakMemory
 from fusible.cli.training.progress import ProgressView, make_progress
@@ -67,6 +67,7 @@ def _begin(given: argparse.Namespace) -> tuple[FinetuneOptions, Path | None]:
 
 def _prepared(options: FinetuneOptions, resumed: Path | None) -> Run:
     """The run as it begins, or goes on."""
+    check_model(options)
     tokenizer = Tokenizer.from_folder(tokenizer_folder(options))
     model = load_model(options, tokenizer)
     data = read_data(options, tokenizer)
@@ -102,9 +103,11 @@ def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh
     finally:
         progress.end()
     done = run.step == options.steps
-    if done:
-        run.evaluate()
-    save()
+    try:
+        if done:
+            run.evaluate()
+    finally:
+        save()
     return done
 
 

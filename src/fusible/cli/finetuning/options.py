@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from fusible.cli.finetuning.files import found_files
+from fusible.cli.finetuning.files import KINDS, found_files
 from fusible.cli.lists import names_in
 from fusible.cli.training.options import BLOCKS, MAX_STEPS, RECIPES
 from fusible.errors import ArgumentError, CheckpointError, expected
@@ -63,7 +63,7 @@ class FinetuneOptions:
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name))
         if not self.data:
-            raise ArgumentError(expected("files", of="--data", got="none", do=f"name files of {_KINDS}"))
+            raise ArgumentError(expected("files", of="--data", got="none", do=f"name files of {', '.join(KINDS)}"))
         self._check_numbers()
         self._check_windows()
         self._check_adapters()
@@ -134,7 +134,7 @@ class FinetuneOptions:
         """The options ``given`` on the command line, with defaults for the others. Raises ``ArgumentError`` for those that go with the demo alone."""
         values = _read(given)
         if "data" not in values:
-            raise ArgumentError(expected("--data with it", of="--model", got="none", do=f"name files of {_KINDS}"))
+            raise ArgumentError(expected("--data with it", of="--model", got="none", do=f"name files of {', '.join(KINDS)}"))
         return cls(**values)._with_decay()
 
     def _with_decay(self) -> Self:
@@ -172,8 +172,6 @@ class FinetuneOptions:
 
 OWN = tuple(field.name for field in fields(FinetuneOptions))
 """The names of the options."""
-
-_KINDS = ".txt, .jsonl or .parquet"
 
 
 def _flag(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +19,14 @@ from fusible.models.held_formats import HELD_FORMATS
 from fusible.models.text import Tokenizer
 from fusible.models.training import add_adapters, fingerprint
 
-__all__ = ["base_files", "load_model"]
+__all__ = ["base_files", "check_model", "load_model"]
+
+
+def check_model(options: FinetuneOptions) -> None:
+    """Raise ``ArgumentError`` where there is no model of that name."""
+    if not os.path.exists(options.model):
+        do = "name one that is there"
+        raise ArgumentError(expected("a directory with weights, or a config.json", of=f"--model {options.model}", got="none", do=do))
 
 
 def load_model(options: FinetuneOptions, tokenizer: Tokenizer) -> LanguageModel:

@@ -12,9 +12,8 @@ from fusible.files import parse_json, read_file
 from fusible.models.text import ChatTemplate
 from fusible.models.text.libraries import library
 
-__all__ = ["Document", "KINDS_OF_FILES", "read_documents"]
+__all__ = ["Document", "read_documents"]
 
-KINDS_OF_FILES = (".txt", ".jsonl", ".parquet")
 _FIELDS = "text, messages, or prompt and completion"
 
 
@@ -41,7 +40,7 @@ def read_documents(paths: Sequence[Path], chat: ChatTemplate | None = None) -> I
     """
     for path in paths:
         if path.suffix not in _READERS:
-            raise ArgumentError(expected(f"a file of {', '.join(KINDS_OF_FILES)}", of=str(path), got=repr(path.suffix), do="convert it"))
+            raise ArgumentError(expected(f"a file of {', '.join(_READERS)}", of=str(path), got=repr(path.suffix), do="convert it"))
         for document in _READERS[path.suffix](path, chat):
             if document.text:
                 yield document

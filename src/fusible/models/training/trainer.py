@@ -103,10 +103,13 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, windows: Windows) -> float:
-        """The loss on other windows."""
+        """The loss on other windows. Raises ``ArgumentError`` for one that is not finite."""
         self.model.eval()
         places = torch.arange(len(windows)).split(self.options.micro_batch)
-        return sum(self._of(windows.batch(part)).item() for part in places) / windows.learned
+        loss = sum(self._of(windows.batch(part)).item() for part in places) / windows.learned
+        if not math.isfinite(loss):
+            raise ArgumentError(expected("a finite loss", of=f"what is held out after step {self.done}", got=loss, do="lower --lr"))
+        return loss
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The parameters that are trained and the scaling states; and the optimizer's moments and masters and the state of torch's generator."""
@@ -123,13 +126,14 @@ class Trainer:
         own = [{kind: state[f"{name}.{kind}"] for kind in self._kinds(name)} if done else {} for name in self._names()]
         groups = [{**group, "step": done} for group in self.optimizer.state_dict()["param_groups"]]
         try:
-            torch.set_rng_state(state[_RNG])
+            torch.Generator().set_state(state[_RNG])
         except RuntimeError as error:
             raise CheckpointError(expected("a generator's state", of=_RNG, got=f"another ({error})", do="use an intact checkpoint")) from None
         self.model.load_state_dict({**self.model.state_dict(), **scaling})
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(parameters[name])
+        torch.set_rng_state(state[_RNG])
         self.optimizer.load_state_dict({"state": {i: each for i, each in enumerate(own) if each}, "param_groups": groups})
         self.done = done
 

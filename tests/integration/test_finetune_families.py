@@ -1,0 +1,37 @@
+"""Steps on packed documents for families with windows, mixtures and parallel branches: those of transformers' models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pretrained_models import DECODERS, saved
+from test_finetune_steps import EPS, options, plain_steps
+
+from fusible.models import from_pretrained
+from fusible.models.training import Corpus, Trainer, Windows, add_adapters, pack
+from fusible.pytorch import HighPrecision
+
+LENGTHS = [5, 40, 17, 33, 2, 64, 9, 20]
+NAMES = ("gemma2_window", "gemma3", "mixtral", "phi", "qwen2_moe")
+
+
+def windows() -> Windows:
+    tokens = torch.randint(3, 128, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    return pack(Corpus(tokens, torch.ones(len(tokens), dtype=torch.bool), torch.tensor(LENGTHS)), 32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_of_a_family_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """With adapters, which add nothing at first, the first loss is the same, and nothing else moves."""
+    folder = saved(name, tmp_path)
+    trainer = Trainer(from_pretrained(folder, HighPrecision(), trainable=True), windows(), options())
+    wanted = plain_steps(DECODERS[name].make(), windows(), options(), 2)
+    assert [trainer.step() for _ in range(2)] == pytest.approx(wanted, rel=64 * EPS)
+    model = from_pretrained(folder)
+    add_adapters(model, 2, 4.0)
+    adapters = Trainer(model, windows(), options())
+    losses = [adapters.step() for _ in range(2)]
+    assert losses[0] == pytest.approx(wanted[0], rel=64 * EPS) and losses[1] != pytest.approx(losses[0], rel=1e-4)
+    assert all(".down" in name or ".up." in name for name in adapters.parameters)
