@@ -9,6 +9,7 @@ from torch import nn
 
 from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation
 from fusible.models.convert.attention import attention_swap, find_projections
+from fusible.models.convert.experts import experts_swap, is_like_experts, why_no_experts
 from fusible.models.convert.linear import linear_swap, why_no_linear
 from fusible.models.convert.mlp import find_mlp, mlp_swap
 from fusible.models.convert.norm import find_norm, is_like_norm, norm_swap
@@ -70,6 +71,14 @@ class Planner:
         self._activations[name] = activation
         return self._swapped(name, activation_swap(module, activation, self._recipe), f"{type(module).__name__} as {activation}")
 
+    def _experts(self, name: str, module: Any, activations: dict[str, str]) -> tuple[Outcome, str]:
+        place, activation = next(iter(activations.items()), ("", ""))
+        wrong = why_no_experts(module, list(activations), activation)
+        if wrong:
+            return "left", wrong
+        count, rows, columns = module.gate_up_proj.shape
+        return self._swapped(name, experts_swap(module, place, activation, self._recipe), f"{count} of {columns} -> {rows // 2} -> {columns}")
+
     def _swapped(self, name: str, one: Swap, text: str) -> tuple[Outcome, str]:
         self.swaps.append(one)
         self._converted.add(name)
@@ -78,10 +87,13 @@ class Planner:
     def _look_at_block(self, name: str, module: nn.Module, found: dict[str, Layer]) -> None:
         """A module around layers: whether several of these are to compute as one."""
         prefix = f"{name}." if name else ""
+        activations = {own: self._activations[prefix + own] for own in module._modules if prefix + own in self._activations}
+        if is_like_experts(module):
+            found[name] = Layer(name, "expert stack", *self._experts(name, module, activations))
+            return
         linears = [own for own, child in module._modules.items() if child is not None and is_like_linear(child)]
         if not linears or not all(prefix + own in self._converted for own in linears):
             return
-        activations = {own: self._activations[prefix + own] for own in module._modules if prefix + own in self._activations}
         mlp = find_mlp(module, linears, activations)
         projections = find_projections(module)
         if mlp is not None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from fusible.errors import ArgumentError, expected
 from fusible.tex.calls.transaction import Write, run
 
 __all__ = ["Swap", "Swapped", "restore", "swap"]
@@ -64,9 +65,14 @@ def swap(swaps: Iterable[Swap]) -> None:
 
 
 def restore(modules: Iterable[nn.Module]) -> int:
-    """Give modules the classes and attributes back that they had; how many there were. Others among ``modules`` are left alone."""
+    """Give modules the classes and attributes back that they had; how many there were. Others among ``modules`` are left alone. Raises
+    ``ArgumentError`` where somebody else has exchanged a class since, and changes nothing then."""
     writes: list[Write] = []
     swapped = [module for module in modules if isinstance(module, Swapped)]
+    changed = next((module for module in swapped if type(module) is not class_of(module.kind, module.original)), None)
+    if changed is not None:
+        got, do = f"a {type(changed).__name__}", "take parametrizations and the like off first"
+        raise ArgumentError(expected("modules of the classes that they were given", of="convert with undo", got=got, do=do))
     for module in swapped:
         held = vars(module)
         names, former = held[_FORMER]
