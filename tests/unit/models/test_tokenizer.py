@@ -78,7 +78,7 @@ def test_padding_and_truncation_of_the_file_are_left_out(tmp_path: Path) -> None
         ("tokenizer.json", "{", r"tokenizer.json: expected a tokenizer, got what the library refuses \("),
         ("tokenizer.json", None, "tokenizer.json: expected a file that can be read, got No such file"),
         ("tokenizer_config.json", "[1]", "tokenizer_config.json: expected an object, got a list"),
-        ("generation_config.json", '{"a": NaN}', "generation_config.json: expected JSON, got NaN"),
+        ("generation_config.json", '{"a": 1, "a": 2}', "generation_config.json: expected JSON, got 'a' twice"),
     ],
 )
 def test_damaged_files_are_one_sentence(tmp_path: Path, name: str, content: str | None, said: str) -> None:
