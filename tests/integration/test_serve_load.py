@@ -102,8 +102,9 @@ def test_more_requests_than_allowed_are_told_so() -> None:
         waiting = threading.Thread(target=_cut, args=(running, SLOW, 100))
         waiting.start()
         Running.wait(lambda: running.service.open == 2)
-        with pytest.raises(openai.RateLimitError, match="the server: expected at most 2 requests at once, got one more"):
+        with pytest.raises(openai.RateLimitError, match="the server: expected at most 2 requests at once, got one more") as caught:
             openai_client.completions.create(**SLOW)
+        assert caught.value.response.headers["retry-after"] == "1"
         streams[0].close()
         waiting.join()
         with pytest.raises(openai.RateLimitError):

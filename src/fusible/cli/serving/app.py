@@ -106,9 +106,20 @@ async def _fields(service: Service, request: Request) -> dict[str, Any]:
         fields = parse_json(bytes(body), of="the request's body", do="send an object in JSON")
     except CheckpointError as error:
         raise ApiError(400, str(error)) from None
+    if b"\\ud" in body.lower() and _has_surrogates(fields):
+        raise invalid("characters of Unicode", of="the request's body", got="half of a surrogate pair", do="send whole ones")
     if not isinstance(fields, dict):
         raise invalid("an object", of="the request's body", got="another value", do="send an object in JSON")
     return fields
+
+
+def _has_surrogates(value: Any) -> bool:
+    """Whether JSON has escapes of characters that are none: no tokenizer takes them, and no answer could say what they are."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 async def _watch(request: Request, answer: Answer) -> None:
@@ -179,7 +190,7 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 async def _refused(_: Request, error: ApiError) -> Response:
-    return JSONResponse(error.content, error.status)
+    return JSONResponse(error.content, error.status, error.headers)
 
 
 async def _no_route(request: Request, error: HTTPException) -> Response:
