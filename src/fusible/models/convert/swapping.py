@@ -53,9 +53,9 @@ def class_of(kind: type[Swapped], original: type[Any]) -> type[Any]:
     return type(f"Fusible{original.__name__}", (kind, original), {**kept, **own, "__doc__": kind.__doc__})
 
 
-def swap(swaps: Iterable[Swap]) -> None:
-    """Make the swaps, all of them or, where an interrupt or an error comes, none."""
-    writes: list[Write] = []
+def swap(swaps: Iterable[Swap], more: Iterable[Write] = ()) -> None:
+    """Make the swaps and the writes ``more``, all of them or, where an interrupt or an error comes, none."""
+    writes: list[Write] = [*more]
     for one in swaps:
         held = vars(one.module)
         former = {name: held[name] for name in one.attributes if name in held}
@@ -64,10 +64,10 @@ def swap(swaps: Iterable[Swap]) -> None:
     run(writes)
 
 
-def restore(modules: Iterable[nn.Module]) -> int:
-    """Give modules the classes and attributes back that they had; how many there were. Others among ``modules`` are left alone. Raises
-    ``ArgumentError`` where somebody else has exchanged a class since, and changes nothing then."""
-    writes: list[Write] = []
+def restore(modules: Iterable[nn.Module], more: Iterable[Write] = ()) -> int:
+    """Give modules the classes and attributes back that they had, and make the writes ``more``; how many modules there were. Others among ``modules``
+    are left alone. Raises ``ArgumentError`` where somebody else has exchanged a class since, and changes nothing then."""
+    writes: list[Write] = [*more]
     swapped = [module for module in modules if isinstance(module, Swapped)]
     changed = next((module for module in swapped if type(module) is not class_of(module.kind, module.original)), None)
     if changed is not None:
