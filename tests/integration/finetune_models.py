@@ -10,12 +10,33 @@ from typing import Any
 import torch
 from convert_families import transformers
 from tiny_tokenizers import save_tokenizer
+from torch.nn import functional as F
 
-from fusible.models.training import Corpus, PackedBatch
+from fusible.models.training import Corpus, Cosine, Order, PackedBatch, StepOptions, Windows
 
-__all__ = ["WORDS", "checkpoint", "corpus_of", "documents", "new_model", "pieces", "texts"]
+__all__ = [
+    "EPS",
+    "KINDS",
+    "LENGTHS",
+    "RATE",
+    "WORDS",
+    "checkpoint",
+    "corpus_of",
+    "documents",
+    "new_model",
+    "options",
+    "pieces",
+    "plain_steps",
+    "texts",
+]
 
 WORDS = 600
+RATE = Cosine(3e-3, 2, 12, 0.1)
+EPS = 2.0**-24
+"""Of a rounding in fp32, relative."""
+LENGTHS = [5, 40, 17, 1, 33, 2, 64, 9, 20, 70, 31, 12, 55, 8, 44, 90]
+"""Of documents: shorter and longer than a window of 32."""
+
 _LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 _LLAMA |= {"vocab_size": WORDS, "max_position_embeddings": 64, "initializer_range": 0.1, "tie_word_embeddings": False}
 _LLAMA |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -65,6 +86,31 @@ def pieces(batch: PackedBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """``(tokens, targets)`` of each sequence by itself."""
     lengths = batch.seq_lens.tolist()
     return list(zip(batch.tokens.split(lengths), batch.targets.split(lengths), strict=True))
+
+
+def options(batch: int = 4, micro_batch: int = 2, **more: Any) -> StepOptions:
+    return StepOptions(batch, micro_batch, RATE, seed=3, **more)
+
+
+def plain_steps(model: Any, windows: Windows, of: StepOptions, count: int) -> list[float]:
+    """The same training with torch alone: every sequence by itself, the loss a mean over all tokens, torch's AdamW."""
+    parameters = list(model.parameters())
+    groups = [{"params": [p for p in parameters if p.ndim > 1], "weight_decay": of.weight_decay}]
+    groups.append({"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=of.betas, eps=of.eps)
+    order, losses = Order(len(windows), of.seed), list[float]()
+    for step in range(count):
+        batch = windows.batch(order.places(step, of.batch))
+        summed = sum(F.cross_entropy(model(tokens[None]).logits[0].float(), targets, reduction="sum") for tokens, targets in pieces(batch))
+        loss = summed / (batch.targets != -100).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, of.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = of.rate(step)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 transformers.logging.disable_progress_bar()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from finetune_models import EPS, options, plain_steps
 from pretrained_models import DECODERS, saved
-from test_finetune_steps import EPS, options, plain_steps
 
 from fusible.models import from_pretrained
 from fusible.models.training import Corpus, Trainer, Windows, add_adapters, pack

@@ -7,43 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_models import checkpoint, corpus_of, new_model, pieces
-from torch.nn import functional as F
+from finetune_models import EPS, LENGTHS, RATE, checkpoint, corpus_of, new_model, options, plain_steps
 
 from fusible.errors import ArgumentError
 from fusible.models import LanguageModel, from_config, from_pretrained, save_pretrained
-from fusible.models.training import Cosine, Order, StepOptions, Trainer, Windows, pack
+from fusible.models.training import Cosine, StepOptions, Trainer, pack
 from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, MXFP8BlockScaling
-
-RATE = Cosine(3e-3, 2, 12, 0.1)
-EPS = 2.0**-24
-LENGTHS = [5, 40, 17, 1, 33, 2, 64, 9, 20, 70, 31, 12, 55, 8, 44, 90]
-"""Of documents: shorter and longer than a window of 32."""
-
-
-def options(batch: int = 4, micro_batch: int = 2, **more: Any) -> StepOptions:
-    return StepOptions(batch, micro_batch, RATE, seed=3, **more)
-
-
-def plain_steps(model: Any, windows: Windows, of: StepOptions, count: int) -> list[float]:
-    """The same training with torch alone: every sequence by itself, the loss a mean over all tokens, torch's AdamW."""
-    parameters = list(model.parameters())
-    groups = [{"params": [p for p in parameters if p.ndim > 1], "weight_decay": of.weight_decay}]
-    groups.append({"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=of.betas, eps=of.eps)
-    order, losses = Order(len(windows), of.seed), list[float]()
-    for step in range(count):
-        batch = windows.batch(order.places(step, of.batch))
-        summed = sum(F.cross_entropy(model(tokens[None]).logits[0].float(), targets, reduction="sum") for tokens, targets in pieces(batch))
-        loss = summed / (batch.targets != -100).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, of.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = of.rate(step)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def loaded(folder: Path, recipe: Any = None, dtype: torch.dtype = torch.float32) -> LanguageModel:
