@@ -21,15 +21,22 @@ struct NoFactors {
     static constexpr int kRoom = 1;
 };
 
-/// Calls put(i, codes) for vectors of `count` bytes: zeros in the place of what lies beyond them.
-template <class Put>
-[[gnu::always_inline]] inline void each_code(const std::uint8_t* bytes, int count, const Put& put) {
-    int i = 0;
-    for (; i + kLanes <= count; i += kLanes) put(i, load_bytes(bytes + i));
-    if (i == count) return;
-    std::uint8_t padded[kLanes] = {};
-    std::memcpy(padded, bytes + i, static_cast<std::size_t>(count - i));
-    put(i, load_bytes(padded));
+/// The factors that `count` bytes stand for by kRead, in whole vectors: after them what zeros stand for. Returns the largest of `largest` and the bytes,
+/// lane by lane.
+template <F32 (*kRead)(I32)>
+inline I32 read_factors(const std::uint8_t* bytes, int count, float* out, I32 largest) {
+    for (int i = 0; i < count; i += kLanes) {
+        std::uint8_t padded[kLanes] = {};
+        const std::uint8_t* from = bytes + i;
+        if (count - i < kLanes) {
+            std::memcpy(padded, from, static_cast<std::size_t>(count - i));
+            from = padded;
+        }
+        const I32 codes = load_bytes(from);
+        largest = max(largest, codes);
+        store(out + i, kRead(codes));
+    }
+    return largest;
 }
 
 /// Where factors of a column are bytes: the one of the block that an element begins.
@@ -46,8 +53,7 @@ struct Exponents {
     static constexpr int kRoom = kSection / kBlock + kLanes;
 
     static void read(const FewRows& few, std::int64_t col, int width, std::int64_t first, int count, float (*out)[kRoom]) {
-        for (int c = 0; c < width; ++c)
-            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [to = out[c]](int i, I32 codes) { store(to + i, power_of(codes)); });
+        for (int c = 0; c < width; ++c) read_factors<power_of>(bytes_at(few, col + c, first / kBlock), count / kBlock, out[c], splat(0));
     }
 };
 
@@ -65,13 +71,9 @@ struct SmallFloats {
     static void read(const FewRows& few, std::int64_t col, int width, std::int64_t first, int count, float (*out)[kRoom]) {
         I32 largest = splat(0);
         for (int c = 0; c < width; ++c)
-            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [&largest, to = out[c]](int i, I32 codes) {
-                largest = max(largest, codes);
-                store(to + i, decode_sizes(codes));
-            });
+            largest = read_factors<decode_sizes>(bytes_at(few, col + c, first / kBlock), count / kBlock, out[c], largest);
         if (max_lane(largest) < E4M3::kNanCode) return;
-        for (int c = 0; c < width; ++c)
-            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [to = out[c]](int i, I32 codes) { store(to + i, decode<E4M3>(codes)); });
+        for (int c = 0; c < width; ++c) read_factors<decode<E4M3>>(bytes_at(few, col + c, first / kBlock), count / kBlock, out[c], largest);
     }
 };
 

@@ -21,7 +21,7 @@ using namespace simd::FUSIBLE_LEVEL;
 constexpr int kSumsHeld = 16;
 constexpr int kMostRows = 8;
 #else
-constexpr int kSumsHeld = 8;
+constexpr int kSumsHeld = 4;
 constexpr int kMostRows = 4;
 #endif
 

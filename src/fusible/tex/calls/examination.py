@@ -356,6 +356,7 @@ _OF_KERNELS = {
     "results": ("softmax_results_",),
     "right": ("A",),
     "right_scale": ("A",),
+    "right_scales": ("A",),
     "rng_state": ("rng_gen", "Aux_CTX_Tensors"),
     "rows_padded": ("rows_padded_list",),
     "scale": ("scale_list",),

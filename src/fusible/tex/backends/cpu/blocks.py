@@ -33,7 +33,7 @@ from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.formulas.number_formats import E2M1_MAX
 from fusible.tex.protocol import FP8_MAX, fp8_format, outer, process_group
 
-__all__ = ["FORMATS", "Codes", "Operand", "codes_of_blocks", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
+__all__ = ["Codes", "FORMATS", "Operand", "codes_of_blocks", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
 
 _LEVELS_OF_HALVES = frozenset({"avx512bf16", "amx"})
 """The levels at which a product of bf16 is one."""
