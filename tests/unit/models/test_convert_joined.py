@@ -172,6 +172,25 @@ def test_a_layer_in_the_place_of_another_is_called() -> None:
     assert module(x).shape == (4, 3)
 
 
+def test_forwards_that_somebody_exchanged_are_called() -> None:
+    late, early, x = converted(Plain(nn.ReLU())), Plain(nn.ReLU()), torch.randn(4, WIDTH)
+    for module in (late, early):
+        vars(module.two)["forward"] = lambda y: y.sum(-1)  # as accelerate does, by an attribute
+    assert late(x).shape == (4,)
+    fusible.convert(early, BLOCKS, keep_high_precision=())
+    assert early(x).shape == (4,) and type(early) is Plain
+    assert [layer.name for layer in fusible.conversion_report(early).left if "exchanged" in layer.text] == ["two"]
+
+
+def test_undo_is_refused_where_a_class_has_been_exchanged_since() -> None:
+    module = converted(Plain(nn.ReLU()))
+    nn.utils.parametrizations.weight_norm(module.one)
+    y = module(torch.ones(4, WIDTH))
+    with pytest.raises(fusible.errors.ArgumentError, match="take parametrizations and the like off first"):
+        fusible.convert(module, undo=True)
+    assert torch.equal(module(torch.ones(4, WIDTH)), y)
+
+
 def test_queries_keys_and_values_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = converted(Attention()), torch.randn(2, 8, WIDTH)
     other = one_by_one(module)

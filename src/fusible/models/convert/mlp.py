@@ -43,7 +43,7 @@ class ConvertedMLP(ConvertedModule):
 
     def _is_whole(self) -> bool:
         """Whether its layers may be computed as one."""
-        if tuple(self._modules.values()) != self._children or any(map(has_hooks, self._children)):
+        if tuple(self._modules.values()) != self._children or any(has_hooks(child) or "forward" in vars(child) for child in self._children):
             return False
         if self.training and any(dropout.p for dropout in self._dropouts):
             return False

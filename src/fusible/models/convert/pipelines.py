@@ -17,9 +17,8 @@ from fusible.pytorch.engine.chain import ChainCall
 from fusible.pytorch.engine.compiled import handle_of
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.tracing import TracedRun
-from fusible.pytorch.engine.weights import PLAIN
 from fusible.pytorch.modules.base import BaseModule
-from fusible.quantized import Recipe
+from fusible.quantized import QuantizedTensor, Recipe
 
 __all__ = ["ConvertedModule", "ConvertedRunner", "placeholder", "quantizes"]
 
@@ -129,7 +128,7 @@ class ConvertedModule(Swapped, BaseModule):
 
     def _is_plain(self, recipe: Recipe | None) -> bool:
         """Whether the former class computes what is asked: nothing is quantized, and no parameter is held in 8 bits."""
-        return not quantizes(recipe) and all(type(parameter) in PLAIN or parameter is None for parameter in self._parameters.values())
+        return not quantizes(recipe) and not any(isinstance(parameter, QuantizedTensor) for parameter in self._parameters.values())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_own": None, "_latest": None}

@@ -37,7 +37,7 @@ class Planner:
         for name, module in modules:
             self._look_at_layer(name, module, found)
         for name, module in modules:
-            if name not in found and not selection.why_not(name, module):
+            if name not in found and "forward" not in vars(module) and not selection.why_not(name, module):
                 self._look_at_block(name, module, found)
         self.layers = (*self._attention(model), *(found[name] for name, _ in modules if name in found))
 
@@ -48,7 +48,7 @@ class Planner:
         kind = _kind(module)
         if not kind:
             return
-        why = self._selection.why_not(name, module)
+        why = self._selection.why_not(name, module) or ("its forward is exchanged, as by a hook of accelerate" if "forward" in vars(module) else "")
         if why:
             found[name] = Layer(name, kind, "left", why)
         elif name in self._kept:

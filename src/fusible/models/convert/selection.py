@@ -12,7 +12,7 @@ from torch import nn
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.models.convert.linear import is_conv1d
 
-__all__ = ["HIGH_PRECISION", "Filter", "Selection", "is_like_linear", "kept_in_high_precision"]
+__all__ = ["Filter", "HIGH_PRECISION", "Selection", "is_like_linear", "kept_in_high_precision"]
 
 Filter = str | Callable[[str, nn.Module], bool]
 """A name, which may have the wildcards of a shell, or a function of a module's name and the module."""

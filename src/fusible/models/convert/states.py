@@ -16,8 +16,9 @@ __all__ = ["load_scaling_states", "scaling_states"]
 def scaling_states(model: nn.Module) -> dict[str, torch.Tensor]:
     """The scales and histories of delayed scaling of a converted model, by name, each a uint8 tensor; empty before the first call under it.
 
-    Without them, training that is resumed goes on with scales that begin anew, as those of a new model: the first iteration after that is scaled by
-    1, the next ones by what was seen. With ``load_scaling_states`` it goes on bit for bit.
+    Those of attention on 8-bit operands (``fp8_dpa``) are not among them. Without them, training that is resumed goes on with scales that begin anew,
+    as those of a new model: the first iteration after that is scaled by 1, the next ones by what was seen. With ``load_scaling_states`` it goes on
+    bit for bit.
     """
     found = {}
     for name, module in model.named_modules():
