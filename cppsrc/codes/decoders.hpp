@@ -39,8 +39,24 @@ constexpr bool kIsUpperByte = F::kMantissa == 2;
 
 #if defined(__AVX512BF16__)
 
-/// The low and the high bytes of bfloat16 come out of a lookup each, and are joined within 128 bits; of a pair of bfloat16, each is a float where the
-/// other is zero.
+/// 64 codes as bfloat16: the low and the high bytes come out of a lookup each, and are joined within 128 bits.
+template <class F>
+struct Halves {
+    __m512i pairs[2];
+
+    explicit Halves(const std::uint8_t* source) {
+        static constexpr gemm::FUSIBLE_LEVEL::DecodeTable<F> kTable;
+        constexpr int kSelect = 0xf8;  // a | (b & c), bit by bit
+        const __m512i codes = _mm512_loadu_si512(source);
+        const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), codes, _mm512_load_si512(kTable.low + 64));
+        const __m512i size = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), codes, _mm512_load_si512(kTable.high + 64));
+        const __m512i high = _mm512_ternarylogic_epi32(size, codes, _mm512_set1_epi8(static_cast<char>(0x80)), kSelect);
+        pairs[0] = _mm512_unpacklo_epi8(low, high);
+        pairs[1] = _mm512_unpackhi_epi8(low, high);
+    }
+};
+
+/// Of a pair of bfloat16, each is a float where the other is zero.
 template <class F>
 class Decoder8 {
   public:
@@ -52,24 +68,15 @@ class Decoder8 {
     using Seen = NothingSeen;
     static constexpr int element(int place) { return place % 16 / 4 * 16 + place / 32 * 8 + place % 4 * 2 + place / 16 % 2; }
 
-    Decoder8(const std::uint8_t* source, Seen&) {
-        static constexpr gemm::FUSIBLE_LEVEL::DecodeTable<F> kTable;
-        constexpr int kSelect = 0xf8;  // a | (b & c), bit by bit
-        const __m512i codes = _mm512_loadu_si512(source);
-        const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), codes, _mm512_load_si512(kTable.low + 64));
-        const __m512i size = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), codes, _mm512_load_si512(kTable.high + 64));
-        const __m512i high = _mm512_ternarylogic_epi32(size, codes, _mm512_set1_epi8(static_cast<char>(0x80)), kSelect);
-        pairs_[0] = _mm512_unpacklo_epi8(low, high);
-        pairs_[1] = _mm512_unpackhi_epi8(low, high);
-    }
+    Decoder8(const std::uint8_t* source, Seen&) : halves_(source) {}
 
     F32 values(int i) const {
-        const __m512i pairs = pairs_[i / 2];
+        const __m512i pairs = halves_.pairs[i / 2];
         return {_mm512_castsi512_ps(i % 2 == 0 ? _mm512_slli_epi32(pairs, 16) : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)))};
     }
 
   private:
-    __m512i pairs_[2];
+    Halves<F> halves_;
 };
 
 #else

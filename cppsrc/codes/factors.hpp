@@ -23,7 +23,7 @@ struct NoFactors {
 
 /// Calls put(i, codes) for vectors of `count` bytes: zeros in the place of what lies beyond them.
 template <class Put>
-inline void each_code(const std::uint8_t* bytes, int count, const Put& put) {
+[[gnu::always_inline]] inline void each_code(const std::uint8_t* bytes, int count, const Put& put) {
     int i = 0;
     for (; i + kLanes <= count; i += kLanes) put(i, load_bytes(bytes + i));
     if (i == count) return;
@@ -47,7 +47,7 @@ struct Exponents {
 
     static void read(const FewRows& few, std::int64_t col, int width, std::int64_t first, int count, float (*out)[kRoom]) {
         for (int c = 0; c < width; ++c)
-            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [&](int i, I32 codes) { store(out[c] + i, power_of(codes)); });
+            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [to = out[c]](int i, I32 codes) { store(to + i, power_of(codes)); });
     }
 };
 
@@ -65,13 +65,13 @@ struct SmallFloats {
     static void read(const FewRows& few, std::int64_t col, int width, std::int64_t first, int count, float (*out)[kRoom]) {
         I32 largest = splat(0);
         for (int c = 0; c < width; ++c)
-            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [&](int i, I32 codes) {
+            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [&largest, to = out[c]](int i, I32 codes) {
                 largest = max(largest, codes);
-                store(out[c] + i, decode_sizes(codes));
+                store(to + i, decode_sizes(codes));
             });
         if (max_lane(largest) < E4M3::kNanCode) return;
         for (int c = 0; c < width; ++c)
-            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [&](int i, I32 codes) { store(out[c] + i, decode<E4M3>(codes)); });
+            each_code(bytes_at(few, col + c, first / kBlock), count / kBlock, [to = out[c]](int i, I32 codes) { store(to + i, decode<E4M3>(codes)); });
     }
 };
 

@@ -2,6 +2,7 @@
 #include "codes/kernels.hpp"
 
 #include "codes/multiply.hpp"
+#include "codes/tiles.hpp"
 
 namespace fusible::codes::FUSIBLE_LEVEL {
 
@@ -14,6 +15,21 @@ extern const Kernels kernels;
             of<Decoder8<E4M3>, Floats>, of<Decoder8<E5M2>, Floats>, of<Decoder4, SmallFloats>                                           \
     }
 
-const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder)};
+#if defined(__AMX_BF16__)
+
+#define FUSIBLE_TILED(of)                                                                                                               \
+    {                                                                                                                                   \
+        of<TileDecoder8<E4M3>, NoFactors>, of<TileDecoder8<E5M2>, NoFactors>, of<TileDecoder8<E4M3>, Exponents>,                        \
+            of<TileDecoder8<E5M2>, Exponents>, of<TileDecoder8<E4M3>, Floats>, of<TileDecoder8<E5M2>, Floats>,                          \
+            of<TileDecoder4, SmallFloats>                                                                                               \
+    }
+
+#else
+
+#define FUSIBLE_TILED(of) {}
+
+#endif
+
+const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), FUSIBLE_TILED(pack_tiles), FUSIBLE_TILED(multiply_by_tiles)};
 
 }  // namespace fusible::codes::FUSIBLE_LEVEL

@@ -31,15 +31,30 @@ struct FewRows {
     std::ptrdiff_t scale_block_step;
 };
 
+/// The same of at most kTileRows rows, by tiles.
+struct FewTiles {
+    FewRows codes;           // without an A
+    const std::uint16_t* a;  // packed by pack_tiles
+};
+constexpr int kTileRows = 16;
+
 struct Kernels {
     void (*multiply[kCodings])(const FewRows& few);
 
     /// Brings the elements of a row of A into the order of a decoder, in place: so many of them, in multiples of kMostElements.
     void (*reorder[kCodings])(float* elements, std::int64_t count);
+
+    /// By tiles, where the level has them, else null: `count` elements, in multiples of kMostElements, of some rows of floats that are bfloat16, packed;
+    /// and the product.
+    void (*pack_tiles[kCodings])(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out);
+    void (*multiply_by_tiles[kCodings])(const FewTiles& few);
 };
 
 FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 namespace avx512bf16 {  // which permutes bytes
+extern const Kernels kernels;
+}
+namespace amx {
 extern const Kernels kernels;
 }
 

@@ -4,7 +4,8 @@
 // of scales lane by lane. A lane adds up its products of a group in float; their sum is multiplied by the lane's factor and added to what the lane had
 // (a product and its sum are one rounding where the level has fused multiply-add, else two). At the end of K, or of each KC elements of it where there
 // are three rows and more, the lanes are added up. So a lane rounds at most three times an element, and a result is off by no more than
-// 3 K / lanes + log2(lanes) + K / KC roundings of the sum of the magnitudes of its products.
+// 3 K / lanes + log2(lanes) + K / KC roundings of the sum of the magnitudes of its products. What is not a number is none in the result, whichever of a
+// code, its scale and the other factor it is; an infinite scale is multiplied with a sum, and may give infinity where a sum of infinities would give NaN.
 #pragma once
 
 #include "codes/decoders.hpp"

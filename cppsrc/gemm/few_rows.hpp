@@ -1,4 +1,4 @@
-// Products with few rows, whose time is that of reading B once: it is never packed. Of codes there are kernels of their own (codes/multiply.hpp).
+// Products with few rows, whose time is that of reading B once: it is decoded on the way, and never packed. codes/multiply.hpp does the same in floats.
 #pragma once
 
 #include "gemm/kernels.hpp"

@@ -20,10 +20,16 @@ const Kernels& kernels_for(ElementKind a, ElementKind b) {
     return FUSIBLE_SELECT(kernels);
 }
 
-/// Those for `m` rows of a product whose right operand is codes that are read as they lie; null where it is not, or the rows are many.
+/// Those for `m` rows of a product whose right operand is codes that are read as they lie; null where it is not, or the rows are many, or dot products
+/// of bfloat16 serve: for codes with one scale, where there are no tiles. An EPYC is fast at these (docs/performance.md); on a Xeon 32 elements take two
+/// cycles by them, and 16 floats take half a cycle.
 const codes::Kernels* codes_for(std::int64_t m, const Operand& a, const Operand& b) {
-    const bool few = m <= kMaxFewRows && !a.transposed && b.transposed && b.coding != codes::Coding::None;
-    return few ? &codes::kernels() : nullptr;
+    if (m > kMaxFewRows || a.transposed || !b.transposed || b.coding == codes::Coding::None) return nullptr;
+#if defined(FUSIBLE_X86_KERNELS)
+    const bool dots = current_level() == Level::Avx512Bf16 && avx512bf16::kernels.takes[table_index(a.kind)];
+    if (dots && b.scales.data == nullptr) return nullptr;
+#endif
+    return &codes::kernels();
 }
 
 void check_wide(const OptionalView& view, const char* name, std::int64_t count) {

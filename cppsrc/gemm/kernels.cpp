@@ -97,7 +97,6 @@ extern const Kernels kernels;
 // Two bf16 hold neither a float32 nor a float16: products of those run at the level below.
 #define FUSIBLE_PACKERS(pack) {nullptr, nullptr, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
 #define FUSIBLE_TAKES {false, false, true, true, true}
-#define FUSIBLE_FEW_ROWS {nullptr, nullptr, multiply_few_rows<bf16>}
 constexpr ElementKind kUnitsKind = ElementKind::BFloat16;
 
 #if defined(__AMX_BF16__)
@@ -112,7 +111,6 @@ constexpr auto kMultiply = multiply;
 
 #define FUSIBLE_PACKERS(pack) {pack<float>, pack<f16>, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
 #define FUSIBLE_TAKES {true, true, true, true, true}
-#define FUSIBLE_FEW_ROWS {multiply_few_rows<float>, multiply_few_rows<f16>, multiply_few_rows<bf16>}
 constexpr ElementKind kUnitsKind = ElementKind::Float32;
 constexpr bool kReadsTiles = false;
 constexpr auto kMultiply = multiply;
@@ -133,7 +131,7 @@ const Kernels kernels = {
     FUSIBLE_PACKERS(pack_tiles_down),
     kMultiply,
     turn,
-    FUSIBLE_FEW_ROWS,
+    FUSIBLE_PACKERS(multiply_few_rows),
     finish_block,
 };
 

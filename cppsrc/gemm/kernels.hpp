@@ -97,7 +97,7 @@ struct Kernels {
     /// out[c][r] = sums[r][c], in whole squares of `lanes`: both sides reach to the next one.
     void (*turn)(const float* sums, std::ptrdiff_t stride, int rows, int cols, float* out, std::ptrdiff_t out_stride);
 
-    void (*multiply_few_rows[kWideKinds])(const FewRows& few);  // codes: those of the family `codes`
+    void (*multiply_few_rows[kElementKinds])(const FewRows& few);
 
     /// Returns the bits of max |value| where codes are written.
     std::int32_t (*finish)(const Epilogue& epilogue, const FinishedBlock& block);

@@ -56,16 +56,16 @@ void run_band(Product& p, const Plan& plan, std::int64_t row, std::int64_t rows)
     });
 }
 
-/// Calls multiply(row, rows, column, columns, sums) for the columns of each task and at most kFewRows rows at a time, and finishes what it gives.
+/// Calls multiply(row, column, columns, sums) for the columns of each task and every `step`-th row, and finishes what it gives.
 template <class Multiply>
-void each_few_columns(Product& p, const Plan& plan, const Multiply& multiply) {
+void each_few_columns(Product& p, const Plan& plan, std::int64_t step, const Multiply& multiply) {
     const std::int64_t tasks = (p.n + plan.nc - 1) / plan.nc;
     parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
         const std::int64_t col = static_cast<std::int64_t>(task) * kFewRowsCols;
         const std::int64_t cols = std::min(kFewRowsCols, p.n - col);
         alignas(64) float sums[kMaxFewRows * kFewRowsCols];
-        for (std::int64_t row = 0; row < p.m; row += kFewRows)  // the task's columns come from the second cache from the second time on
-            multiply(row, static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row)), col, cols, sums + row * kFewRowsCols);
+        for (std::int64_t row = 0; row < p.m; row += step)  // the task's columns come from the second cache from the second time on
+            multiply(row, col, cols, sums + row * kFewRowsCols);
         float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
         p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kFewRowsCols, 0, col, static_cast<int>(p.m), static_cast<int>(cols), column_sums}));
     });
@@ -81,37 +81,70 @@ void run_few_rows(Product& p, const Plan& plan) {
     const std::int64_t stride = round_up(p.units(p.k), p.kernels.lanes);
     auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
     p.kernels.pack_rows[table_index(p.a.kind)](p.a.data, p.a.cols, p.m, p.k, packed_a, stride);
-    each_few_columns(p, plan, [&](std::int64_t row, int rows, std::int64_t col, std::int64_t cols, float* sums) {
+    each_few_columns(p, plan, kFewRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
+        const auto rows = static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row));
         p.kernels.multiply_few_rows[table_index(p.b.kind)](
             {packed_a + row * stride, stride, rows, p.b.at(col, 0), p.b.cols, p.k, cols, sums, kFewRowsCols});
     });
 }
 
+namespace {
+
+/// The columns of B from col on as they lie, and where the products of a task go.
+codes::FewRows codes_at(const Product& p, int rows, std::int64_t col, std::int64_t cols, float* sums) {
+    static_assert(cast::kScaledBlock % kFewRowsCols == 0, "a task's columns lie in one square");
+    codes::FewRows few{};
+    few.rows = rows;
+    few.b = p.b.data + col * p.b.row_bytes();
+    few.b_stride = p.b.row_bytes();
+    few.k = p.k;
+    few.cols = cols;
+    few.sums = sums;
+    few.sums_stride = kFewRowsCols;
+    few.scales = p.b.scales.at(col);
+    few.scale_line_step = p.b.scales.lines == 1 ? p.b.scales.line_step : 0;
+    few.scale_block_step = p.b.scales.block_step;
+    return few;
+}
+
+/// A as floats, each row filled up with zeros to `stride`.
+float* unpacked_floats(const Product& p, std::int64_t stride) {
+    auto* const units = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
+    auto* const a = reinterpret_cast<float*>(units);
+    p.kernels.pack_rows[table_index(p.a.kind)](p.a.data, p.a.cols, p.m, p.k, units, stride);
+    for (std::int64_t row = 0; row < p.m; ++row) std::fill(a + row * stride + p.k, a + (row + 1) * stride, 0.0f);
+    return a;
+}
+
+/// Whether tiles are faster, and A is what they hold.
+bool takes_tiles(const Product& p) {
+    constexpr std::int64_t kFromRows = 3;
+    return p.m >= kFromRows && p.codes->multiply_by_tiles[static_cast<int>(p.b.coding)] != nullptr && p.a.kind >= ElementKind::BFloat16;
+}
+
+void run_few_tiles(Product& p, const Plan& plan, const float* a, std::int64_t stride) {
+    const auto coding = static_cast<int>(p.b.coding);
+    auto* const packed = scratch().packed_b.of<std::uint16_t>(static_cast<std::size_t>(p.m * stride));
+    const auto rows_from = [&](std::int64_t row) { return static_cast<int>(std::min<std::int64_t>(codes::kTileRows, p.m - row)); };
+    for (std::int64_t row = 0; row < p.m; row += codes::kTileRows)
+        p.codes->pack_tiles[coding](a + row * stride, stride, rows_from(row), stride, packed + row * stride);
+    each_few_columns(p, plan, codes::kTileRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
+        p.codes->multiply_by_tiles[coding]({codes_at(p, rows_from(row), col, cols, sums), packed + row * stride});
+    });
+}
+
+}  // namespace
+
 void run_few_codes(Product& p, const Plan& plan) {
     const auto coding = static_cast<int>(p.b.coding);
     const std::int64_t stride = round_up(p.k, codes::kMostElements);
-    auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
-    auto* const a = reinterpret_cast<float*>(packed_a);
-    p.kernels.pack_rows[table_index(p.a.kind)](p.a.data, p.a.cols, p.m, p.k, packed_a, stride);
-    for (std::int64_t row = 0; row < p.m; ++row) {
-        std::fill(a + row * stride + p.k, a + (row + 1) * stride, 0.0f);
-        p.codes->reorder[coding](a + row * stride, stride);
-    }
-    static_assert(cast::kScaledBlock % kFewRowsCols == 0);
-    each_few_columns(p, plan, [&](std::int64_t row, int rows, std::int64_t col, std::int64_t cols, float* sums) {
-        codes::FewRows few{};
+    float* const a = unpacked_floats(p, stride);
+    if (takes_tiles(p)) return run_few_tiles(p, plan, a, stride);
+    for (std::int64_t row = 0; row < p.m; ++row) p.codes->reorder[coding](a + row * stride, stride);
+    each_few_columns(p, plan, kFewRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
+        codes::FewRows few = codes_at(p, static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row)), col, cols, sums);
         few.a = a + row * stride;
         few.a_stride = stride;
-        few.rows = rows;
-        few.b = p.b.data + col * p.b.row_bytes();
-        few.b_stride = p.b.row_bytes();
-        few.k = p.k;
-        few.cols = cols;
-        few.sums = sums;
-        few.sums_stride = kFewRowsCols;
-        few.scales = p.b.scales.at(col);
-        few.scale_line_step = p.b.scales.lines == 1 ? p.b.scales.line_step : 0;  // a task's columns lie in one square
-        few.scale_block_step = p.b.scales.block_step;
         p.codes->multiply[coding](few);
     });
 }

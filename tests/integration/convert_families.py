@@ -57,7 +57,7 @@ _DECODER = {
     "eos_token_id": None,
 }
 _PLAIN = {key: value for key, value in _DECODER.items() if key != "num_key_value_heads"}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 _T5 = {"vocab_size": WORDS, "d_model": WIDTH, "d_kv": 16, "d_ff": INNER, "num_layers": LAYERS, "num_heads": HEADS, "initializer_factor": 1.0}
 _T5 |= {"decoder_start_token_id": 0, "eos_token_id": None, "dropout_rate": 0.0}
 _WHISPER = {"d_model": WIDTH, "encoder_ffn_dim": INNER, "decoder_ffn_dim": INNER, "vocab_size": WORDS, "num_mel_bins": 16, "init_std": 0.1}
@@ -126,7 +126,7 @@ FAMILIES = (
     _family("phi", "PhiForCausalLM", "PhiConfig", {**_DECODER, "num_key_value_heads": HEADS}, "q_proj v_proj fc2"),
     _family("phi3", "Phi3ForCausalLM", "Phi3Config", _DECODER, "qkv_proj down_proj"),
     _family("mixtral", "MixtralForCausalLM", "MixtralConfig", {**_DECODER, "num_local_experts": 4}, "q_proj v_proj"),
-    _family("qwen2_moe", "Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**_DECODER, **_EXPERTS, "shared_expert_intermediate_size": 48}, "q_proj v_proj"),
+    _family("qwen2_moe", "Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**_DECODER, **_EXPERTS, "shared_expert_intermediate_size": 64}, "q_proj v_proj"),
     _family("qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**_DECODER, **_EXPERTS, "head_dim": 16}, "q_proj v_proj"),
     _family(
         "bert",

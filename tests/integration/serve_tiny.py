@@ -39,7 +39,7 @@ class Running:
     """A server, and where it is."""
 
     def __init__(self, service: Service) -> None:
-        sock = bind("127.0.0.1", 0)
+        self.sock = sock = bind("127.0.0.1", 0)
         self.service, self.server, self.port = service, Server(service), sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [sock]})

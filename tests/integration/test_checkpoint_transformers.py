@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from fusible.cli import main
-from fusible.models.checkpoints import Checkpoint, open_checkpoint, write_checkpoint
+from fusible.models.checkpoints import Checkpoint, open_checkpoint, quantize_checkpoint, write_checkpoint
+from fusible.models.checkpoints.schemes.modelopt import MODELOPT, NVFP4_BYTES
 
 transformers = pytest.importorskip("transformers")
 compressors = pytest.importorskip("compressed_tensors.compressors")
+converters = pytest.importorskip("compressed_tensors.entrypoints.convert.converters")
 quantization = pytest.importorskip("compressed_tensors.quantization")
 
 SIZES = {"vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -152,6 +155,27 @@ def test_gpt_oss_in_another_format_keeps_its_experts(tmp_path: Path) -> None:
     assert len(checkpoint.weights) == 8
     for each, original in model.state_dict().items():
         assert torch.equal(found[each], values(checkpoint, each) if each in checkpoint.weights else original), each
+
+
+def test_modelopt_is_written_as_its_converter_reads_it(tmp_path: Path) -> None:
+    """From compressed-tensors' NVFP4, by Fusible, and back by the converter of compressed-tensors."""
+    saved(llama, tmp_path / "model")
+    quantize_checkpoint(tmp_path / "model", tmp_path / "compressed", "nvfp4")
+    compressed = open_checkpoint(tmp_path / "compressed")
+    config = {**compressed.config, "quantization_config": MODELOPT.written(NVFP4_BYTES, ["lm_head"])}
+    write_checkpoint(tmp_path / "modelopt", config, dict(compressed))
+    assert open_checkpoint(tmp_path / "modelopt").quantization is MODELOPT
+    with safe_open(tmp_path / "modelopt" / "model.safetensors", "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}
+    converter = converters.ModelOptNvfp4Converter(ignore=["lm_head"], targets=["re:.*_proj$"])
+    found = converter.process(stored)
+    assert set(found) == set(compressed.shards.entries)
+    for name in compressed.weights:
+        for suffix, part in compressed.parts(name).items():
+            if part.dtype is torch.float32:  # a reciprocal, rounded once more
+                torch.testing.assert_close(found[f"{name}{suffix}"].reshape(1), part.reshape(1), rtol=2**-22, atol=0)
+            else:
+                assert torch.equal(found[f"{name}{suffix}"].view(torch.uint8), part.view(torch.uint8))
 
 
 PRESETS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from fusible.models.convert import load_scaling_states, scaling_states
 DELAYED = fusible.DelayedScaling()
 LLAMA = BY_NAME["llama"]
 INPUTS = LLAMA.inputs()
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def trained(model: Any, steps: int = 2) -> list[float]:
@@ -198,23 +190,6 @@ def test_under_torchs_autocast_losses_are_those_of_bf16() -> None:
     loss.backward()
     assert abs(loss - reference) < 2**-6 * reference
     assert model.model.layers[0].mlp.up_proj.weight.grad.dtype is torch.float32
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_the_whole_model_is_one_graph_for_torch_compile() -> None:
-    model = fusible.convert(LLAMA.make(), DELAYED)
-    trained(model, 1)
-    reference = logits(model, INPUTS)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    inputs = {**INPUTS, "use_cache": False}
-    assert torch.allclose(logits(compiled, inputs), reference, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_training_steps_through_torch_compile_are_those_without() -> None:
-    reference = trained(fusible.convert(LLAMA.make(), DELAYED))
-    found = trained(torch.compile(fusible.convert(LLAMA.make(), DELAYED), backend="aot_eager"))
-    assert max(abs(a - b) for a, b in zip(found, reference, strict=True)) < 2e-3
 
 
 def test_weights_held_in_8_bits_alone_give_near_logits() -> None:

@@ -21,7 +21,7 @@ def relative(y: torch.Tensor, reference: torch.Tensor) -> float:
 def recipe_bound(model: Any, recipe: str) -> float:
     """Rounding is uniform in its interval, so an operand's relative error has a deviation of its largest over sqrt 3; a product has two operands; and
     the errors of the products, each of which adds to the residual stream no more than that already holds, are independent."""
-    products = sum(layer.kind in ("linear", "MLP", "experts") for layer in fusible.conversion_report(model).converted)
+    products = sum(2 if layer.kind == "expert stack" else layer.kind == "linear" for layer in fusible.conversion_report(model).converted)
     return math.sqrt(2 * products) * OPERAND[recipe] / math.sqrt(3)
 
 
@@ -45,6 +45,14 @@ def test_the_logits_in_bf16_are_as_near_to_fp32_as_those_of_transformers(family:
     assert y.dtype is torch.bfloat16
     # Between two norms some ten tensors are rounded, in each of the two layers thrice, by 2^-9 at most each.
     assert relative(y, reference) < math.sqrt(60) * 2.0**-9
+
+
+@every_family
+def test_the_logits_of_fusibles_own_pipelines_in_fp32_are_those_of_transformers(family: Family) -> None:
+    model, inputs = family.make(), family.inputs()
+    reference = logits(model, inputs)
+    fusible.convert(model, fusible.HighPrecision("float32"))  # products by Fusible, too, all that is fused included
+    assert logits(model, inputs).sub(reference).abs().max() < 1e-5
 
 
 def check_recipe(family: Family, name: str) -> None:

@@ -15,6 +15,7 @@ def test_three_steps_of_training_fall_alike(family: Family) -> None:
     inputs = family.inputs()
     reference = losses(family.make(), inputs)
     check_falls_alike(losses(fusible.convert(family.make()), inputs), reference, 1e-4)
+    check_falls_alike(losses(fusible.convert(family.make(), fusible.HighPrecision("float32")), inputs), reference, 1e-4)
     check_falls_alike(losses(fusible.convert(family.make(), RECIPES["delayed"]), inputs), reference, OPERAND["delayed"] * 4)
 
 

@@ -10,6 +10,7 @@ from serve_tiny import VOCABULARY, Running, served, serving, tokenizer
 from tiny_language_models import TinyModel
 from tiny_tokenizers import CHATML
 
+from fusible.cli.serving.limits import Limits
 from fusible.models.generation import Engine, Request, Sampling
 from fusible.models.text import ChatTemplate, TextStream
 
@@ -68,6 +69,14 @@ def test_a_chat_goes_by_its_template(client: openai.OpenAI) -> None:
     assert chunks[0].choices[0].delta.role == "assistant" and all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_a_completion_without_a_count_has_sixteen_tokens(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="tiny", prompt="The class", temperature=0)
+    assert whole.choices[0].text == alone(tokenizer().encode("The class"), 16, Sampling(0))
+    with serving(served(), Limits(max_tokens=5)) as running, openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as other:
+        short = other.completions.create(model="tiny", prompt="The class", temperature=0)
+    assert short.usage is not None and short.usage.completion_tokens == 5 and whole.choices[0].text.startswith(short.choices[0].text)
 
 
 def test_a_chat_without_a_count_goes_on_to_the_end_of_the_context(client: openai.OpenAI) -> None:

@@ -102,8 +102,9 @@ def test_more_requests_than_allowed_are_told_so() -> None:
         waiting = threading.Thread(target=_cut, args=(running, SLOW, 100))
         waiting.start()
         Running.wait(lambda: running.service.open == 2)
-        with pytest.raises(openai.RateLimitError, match="the server: expected at most 2 requests at once, got one more"):
+        with pytest.raises(openai.RateLimitError, match="the server: expected at most 2 requests at once, got one more") as caught:
             openai_client.completions.create(**SLOW)
+        assert caught.value.response.headers["retry-after"] == "1"
         streams[0].close()
         waiting.join()
         with pytest.raises(openai.RateLimitError):
@@ -126,6 +127,21 @@ def test_a_request_has_so_much_time() -> None:
         made = openai_client.completions.create(**SLOW)
         assert made.usage is not None and made.choices[0].finish_reason == "length" and 1 <= made.usage.completion_tokens < 30
         assert made.choices[0].text
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    content = json.dumps({**SLOW, "prompt": ["x"] * 60, "stream": True, "logprobs": 20}).encode()
+    limits = Limits(request_seconds=3)
+    with serving(served(SlowModel(VOCABULARY, 0), sequences=60), limits) as running, socket.socket() as raw:
+        running.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", running.port))
+        raw.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+        Running.wait(lambda: running.service.open == 60)
+        Running.wait(lambda: not running.service.served.engine.busy)
+        assert running.service.open == 60  # what was made waits to be sent
+        Running.wait(running.idle)
 
 
 def test_a_model_that_fails_once_costs_nobody_anything_and_one_that_fails_on_ends_its_requests() -> None:

@@ -51,6 +51,8 @@ def check(answer: httpx.Response, status: int, said: str, param: str | None) -> 
         (b'{"a": 1, "a": 2}', "'a' twice"),
         (b'{"temperature": NaN}', "got NaN"),
         (b'{"seed": 1' + b"0" * 30 + b"}", "more than 64 bits"),
+        (b'{"model": "tiny", "prompt": "\\uD83D", "messages": 3}', "expected characters of Unicode, got half of a surrogate pair"),
+        (b'{"\\ud83d": 1}', "half of a surrogate pair"),
         (b"[" * 4000, "brackets within one another"),
     ],
 )
@@ -126,6 +128,11 @@ def test_completions_that_are_wrong(http: httpx.Client, change: dict[str, Any], 
 )
 def test_chats_that_are_wrong(http: httpx.Client, change: dict[str, Any], said: str, param: str) -> None:
     check(http.post(CHATS, json={**CHAT, **change}), 400, said, param)
+
+
+def test_whole_surrogate_pairs_are_characters(http: httpx.Client) -> None:
+    escaped = http.post(COMPLETIONS, content=b'{"model": "tiny", "prompt": "\\ud83d\\ude42", "max_tokens": 5, "temperature": 0}')
+    assert escaped.json()["choices"] == http.post(COMPLETIONS, json={**PROMPT, "prompt": "🙂", "max_tokens": 5, "temperature": 0}).json()["choices"]
 
 
 def test_what_asks_for_nothing_is_taken(http: httpx.Client) -> None:

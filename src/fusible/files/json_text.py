@@ -20,18 +20,17 @@ class _Refused(ValueError):
     """Says in a few words what is wrong with a text."""
 
 
-def parse_json(content: bytes | str, *, of: str, do: str = "use an intact checkpoint", large_integers: bool = False) -> Any:
+def parse_json(content: bytes | str, *, of: str, do: str = "use an intact checkpoint", unbounded: bool = False) -> Any:
     """The value of a JSON text in UTF-8.
 
     Raises ``CheckpointError``, which names ``of``, for a text that is no JSON, and for JSON that readers understand differently or not at all: a
-    repeated key, NaN and infinities, integers of more than 64 bits, brackets nested more than 200 deep. With ``large_integers`` those are read too:
-    tokenizers' files say 10**30 for "no limit".
+    repeated key, NaN and infinities, integers of more than 64 bits, brackets nested more than 200 deep. ``unbounded`` lets such numbers pass, as
+    Python's ``json`` writes them: tokenizers' files say 10**30 for "no limit", and the configs of some families have infinities.
     """
+    integer, constant = (int, float) if unbounded else (_integer, _constant)
     try:
         text = content if isinstance(content, str) else content.decode()
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_int=int if large_integers else _integer, parse_float=_number, parse_constant=_constant
-        )
+        value = json.loads(text, object_pairs_hook=_object, parse_int=integer, parse_float=_number, parse_constant=constant)
         _check_depth(value)
     except _Refused as problem:
         raise CheckpointError(expected("JSON", of=of, got=str(problem), do=do)) from None

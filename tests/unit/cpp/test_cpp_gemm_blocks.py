@@ -74,11 +74,11 @@ def random_blocks(name: str, lines: int, blocks: int, seed: int = 0) -> Blocks:
 
 
 def bound(left: Tensor, right: Blocks, dtype: torch.dtype) -> Tensor:
-    """What the documented order may be off by: a lane rounds a product, its sum and a block's for each of its elements; then lanes are added
-    up, and at the end of each 1024 elements the sums; and half a unit of the result."""
+    """What the documented orders may be off by: a lane rounds a product, its sum and a block's for each of its elements, and tiles one pair after
+    another; then lanes are added up, and at the end of each 1024 elements the sums; and half a unit of the result."""
     depth = left.shape[1]
     size = left.double().abs() @ right.values.abs().t()
-    return size * (EPS / 2 * (3 * depth / LANES + 3 + depth / 1024 + 3) + torch.finfo(dtype).eps / 2) + torch.finfo(dtype).tiny
+    return size * (EPS / 2 * (max(3 / LANES, 1) * depth + 3 + depth / 1024 + 3) + torch.finfo(dtype).eps / 2) + torch.finfo(dtype).tiny
 
 
 def agree(result: Tensor, expected: Tensor, allowed: Tensor) -> None:
@@ -92,7 +92,7 @@ def agree(result: Tensor, expected: Tensor, allowed: Tensor) -> None:
     rows=st.integers(1, 24),
     lines=st.sampled_from([1, 7, 8, 33, 64, 65, 130, 200]),
     blocks=st.sampled_from([1, 2, 3, 4, 5, 8, 31, 33, 70, 130]),
-    kind=st.sampled_from(WIDE),
+    kind=st.sampled_from([*WIDE, E4M3, E5M2]),
     dtype=st.sampled_from(WIDE[:2]),
 )
 def test_formats_and_sizes(level: str, name: str, rows: int, lines: int, blocks: int, kind: torch.dtype, dtype: torch.dtype) -> None:
@@ -110,13 +110,8 @@ def test_a_last_block_may_be_short(level: str, name: str, depth: int) -> None:
     agree(right.product(left), left.double() @ right.values.t(), bound(left, right, torch.float32))
 
 
-@pytest.mark.parametrize("left_dtype", [E4M3, E5M2])
-def test_a_left_operand_of_codes(level: str, left_dtype: torch.dtype) -> None:
-    right, left = random_blocks("mx e4m3", 40, 5), torch.randn(4, 160).to(left_dtype)
-    agree(right.product(left), left.double() @ right.values.t(), bound(left.float(), right, torch.float32))
-
-
-def test_every_code_is_decoded_exactly(level: str) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_code_is_decoded_exactly(level: str, rows: int) -> None:
     """Each code beside zeros, times one and a scale that is a power of two."""
     for dtype, count, length in ((E4M3, 256, 64), (E5M2, 256, 64), (E2M1, 16, 32)):
         for place in (0, 1, 13, 31):
@@ -125,13 +120,14 @@ def test_every_code_is_decoded_exactly(level: str) -> None:
             depth = length if dtype != E2M1 else 2 * length
             scales = torch.full((count, depth // 32), 125, dtype=torch.uint8)
             scales = scales if dtype != E2M1 else torch.full((count, depth // 16), 0x28, dtype=torch.uint8)  # a quarter, in either
-            found = Blocks(codes, dtype, scales).product(torch.ones(1, depth)).view(-1)
+            found = Blocks(codes, dtype, scales).product(torch.ones(rows, depth, dtype=torch.bfloat16))[-1]
             values = FOURS if dtype == E2M1 else torch.arange(256, dtype=torch.uint8).view(dtype).float()
             assert torch.equal(found.nan_to_num(7.0), (values / 4).nan_to_num(7.0)), (dtype, place)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 20])
-def test_special_values_are_those_of_decoded_operands(level: str, rows: int) -> None:
+def test_special_values_are_those_of_decoded_operands(level: str, rows: int, kind: torch.dtype) -> None:
     """NaN and infinity among codes and scales, and what is multiplied by zero: wherever a decoded product has NaN or infinity, and nowhere else."""
     for name in FORMATS:
         right = random_blocks(name, 70, 10)
@@ -146,9 +142,13 @@ def test_special_values_are_those_of_decoded_operands(level: str, rows: int) -> 
             right.scales[1, 20], right.scales[0, 21], right.scales[2, 22] = torch.nan, torch.inf, 0.0
         left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1))
         left[0, ::3] = 0.0
+        left = left.to(kind)
         want, got = left.double() @ right.values.t(), right.product(left)
-        assert torch.equal(want.isnan(), got.isnan()), name
-        assert torch.equal(want.isinf(), got.isinf()), name
+        unlike = torch.zeros(70, dtype=torch.bool)
+        if right.scales.dtype == torch.float32 and not right.tiled:  # infinity times a sum, not a sum of infinities, which may be of either sign
+            unlike[21] = True
+        assert torch.equal(want.isnan()[:, ~unlike], got.isnan()[:, ~unlike]), name
+        assert torch.equal(want.isfinite(), got.isfinite()), name
         finite = want.isfinite()
         assert bool((got.double() - want).abs()[finite].le(bound(left, right, torch.float32)[finite]).all()), name
 
@@ -156,19 +156,20 @@ def test_special_values_are_those_of_decoded_operands(level: str, rows: int) -> 
 def test_the_epilogue(level: str) -> None:
     for name in FORMATS:
         right = random_blocks(name, 70, 6)
-        left = torch.randn(9, right.values.shape[1], generator=torch.Generator().manual_seed(1))
+        left = torch.randn(9, right.values.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
         bias, addend = torch.randn(70), torch.randn(9, 70)
         want = 0.5 * (left.double() @ right.values.t()) + 0.25 * addend.double() + bias.double()
         allowed = bound(left, right, torch.float32) + 4 * EPS * (addend.abs().double() + bias.abs().double() + want.abs())
         agree(right.product(left, alpha=0.5, beta=0.25, addend=addend, bias=bias), want, allowed)
 
 
-def test_threads_and_columns_around_it_change_nothing(level: str) -> None:
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_threads_and_columns_around_it_change_nothing(level: str, kind: torch.dtype) -> None:
     """A column's result is of one order, whichever columns are computed with it and on however many threads."""
     for name in FORMATS:
         for rows in (1, 4, 11):
             right = random_blocks(name, 200, 40)
-            left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1))
+            left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
             wanted = right.product(left, num_threads=1)
             assert torch.equal(right.product(left, num_threads=3), wanted)
             if not right.tiled:

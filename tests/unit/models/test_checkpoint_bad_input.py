@@ -129,7 +129,7 @@ def test_a_header_altered_anywhere_is_refused_or_read(folder: Path) -> None:
     content = (folder / SHARD).read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     rng, refused = random.Random(5), 0
-    for place in range(8 + length):
+    for place in (*range(200), *range(200, 8 + length, 5)):
         changed = bytearray(content)
         changed[place] = rng.choice([changed[place] ^ 1, 0, 0xFF, ord("9"), ord('"')])
         (folder / SHARD).write_bytes(changed)
@@ -139,7 +139,7 @@ def test_a_header_altered_anywhere_is_refused_or_read(folder: Path) -> None:
         except CheckpointError as error:
             assert FORM.fullmatch(str(error)), str(error)
             refused += 1
-    assert refused > length // 2
+    assert refused > length // 12
 
 
 def with_config(case: Case, **changes: Any) -> Case:

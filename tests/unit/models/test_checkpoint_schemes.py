@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_checkpoints import CASES, stored_in, write
 
+import fusible
 from fusible.models.checkpoints import SCHEMES, open_checkpoint, write_checkpoint
 from fusible.models.checkpoints.layouts import PackedNVFloat4
 from fusible.quantized import QuantizedTensor
@@ -80,6 +81,25 @@ def test_elements_are_not_copied(name: str, tmp_path: Path) -> None:
             held.append(checkpoint[each])
             data = next(tensor for tensor in held[-1].get_data_tensors() if tensor is not None)
             assert data.data_ptr() == checkpoint.parts(each)[checkpoint.weights[each].layout.suffixes[0]].data_ptr()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "plain"])
+def test_modules_compute_with_what_is_read(name: str, tmp_path: Path) -> None:
+    """A linear layer takes each weight as it is. Values of fp32, and their products, are rounded to it, and sums have a term for each column."""
+    case = CASES[name]()
+    checkpoint = open_checkpoint(write(case, tmp_path / "model"))
+    for each, values in case.values.items():
+        if values.ndim > 2:
+            continue
+        rows, columns = values.shape
+        layer = fusible.Linear(columns, rows)
+        layer.weight = torch.nn.Parameter(checkpoint[each], requires_grad=False)
+        x = torch.randn(3, columns, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            y = layer(x).double().numpy() - layer.bias.double().detach().numpy()
+        wanted = x.double().numpy() @ values.T
+        terms = np.abs(x.double().numpy()) @ np.abs(values.T)
+        assert bool((np.abs(y - wanted) <= (columns + 4) * 2.0**-24 * (terms + np.abs(layer.bias.double().detach().numpy()))).all())
 
 
 @pytest.mark.parametrize("least", [1, 100, 30_000])

@@ -122,6 +122,12 @@ def test_what_cannot_be_written_leaves_nothing(name: str, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="expected at least one tensor, got none"):
+        write_checkpoint(tmp_path / "model", CONFIG, {})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     def pairs() -> Iterator[tuple[str, torch.Tensor]]:
         yield from some().items()
@@ -130,6 +136,18 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path / "deep" / "model", CONFIG, pairs(), shard_size=100)
     assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        with pytest.raises(FileError, match="expected room and permission to write, got File too large; make room there"):
+            write_checkpoint(tmp_path / "model", CONFIG, {"x": torch.zeros(10_000), "y": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -155,10 +173,18 @@ def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(tmp_
         assert not left.exists()
         yield "x", torch.zeros(2)
         with pytest.raises(FileError):  # while this one is being written, by the same process
-            write_checkpoint(tmp_path / "model", CONFIG, {})
+            write_checkpoint(tmp_path / "model", CONFIG, some(1))
 
     write_checkpoint(tmp_path / "model", CONFIG, pairs())
     assert [path.name for path in tmp_path.iterdir()] == ["model"] and set(open_checkpoint(tmp_path / "model")) == {"x"}
+
+
+def test_a_config_may_have_infinities(tmp_path: Path) -> None:
+    """As those of Mamba-2 have: ``"time_step_limit": [0.0, Infinity]``."""
+    config = {**CONFIG, "time_step_limit": [0.0, float("inf")]}
+    write_checkpoint(tmp_path / "model", config, some(1))
+    assert "Infinity" in (tmp_path / "model" / "config.json").read_text()
+    assert open_checkpoint(tmp_path / "model").config == config
 
 
 def test_other_files_are_copied(tmp_path: Path) -> None:

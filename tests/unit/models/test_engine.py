@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import defaultdict
 
@@ -29,6 +30,7 @@ def texts(events: list[Event]) -> dict[int, list[int]]:
     return dict(made)
 
 
+@functools.cache
 def alone(model: TinyModel, request: Request) -> list[int]:
     engine = Engine(model, sequences=1)
     engine.add(request)
@@ -107,6 +109,47 @@ def test_a_prompt_goes_on_from_one_that_began_alike(model: TinyModel) -> None:
     assert again == alone(model, further)
     engine.add(first)  # its slot has more than that by now; the last token is computed for its logits
     assert texts(list(engine.run()))[2] == made and engine.counts.reused == 55 + 49
+
+
+def test_prompts_that_begin_alike_are_read_once(model: TinyModel) -> None:
+    common = tuple(range(40))
+    requests = [Request((*common, 100 + i, *range(i)), 8, GREEDY) for i in range(6)]
+    engine = Engine(model, sequences=6, page_size=8, tokens_per_step=16)
+    for request in requests:
+        engine.add(request)
+    events = list(engine.run())
+    assert texts(events) == {id: alone(model, request) for id, request in enumerate(requests)}
+    assert engine.counts.reused == 5 * 40
+    unpaged = Engine(model, sequences=2)
+    for request in requests:
+        unpaged.add(request)
+    assert texts(list(unpaged.run())) == texts(events) and unpaged.counts.reused == 4 * 40  # of what rests alone
+
+
+@pytest.mark.parametrize("pages", [200, 24])
+def test_prompts_of_few_beginnings_get_what_they_get_alone(model: TinyModel, pages: int) -> None:
+    draw = random.Random(5)
+    beginnings = [tuple(draw.randrange(256) for _ in range(draw.randint(9, 40))) for _ in range(3)]
+    requests = []
+    for _ in range(36):
+        prompt = (*draw.choice(beginnings)[: draw.randint(8, 40)], *(draw.randrange(4) for _ in range(draw.randint(0, 9))))
+        requests.append(Request(prompt, draw.randint(1, 30), GREEDY))
+    engine, events = Engine(model, sequences=7, capacity=90, page_size=4, pages=pages, tokens_per_step=24), []
+    for id, request in enumerate(requests):
+        engine.add(request)
+        events += engine.step()
+        if id % 9 == 8:
+            engine.cancel(id - 4)
+    events += engine.run()
+    made = texts(events)
+    cancelled = {event.id for event in events if event.ended == "cancelled"}
+    for id, request in enumerate(requests):
+        if id in cancelled:
+            assert made.get(id, []) == alone(model, request)[: len(made.get(id, []))]
+        else:
+            assert made[id] == alone(model, request), id
+    assert engine.counts.reused > 150 and (engine.counts.preempted > 0) == (pages == 24)
+    assert engine._slots.free_pages() == pages
 
 
 def test_what_rests_gives_its_pages_to_who_needs_them(model: TinyModel) -> None:

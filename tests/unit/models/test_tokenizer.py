@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import KINDS, save_tokenizer, trained
 from transformers import AutoTokenizer
 
-from fusible.errors import CheckpointError, MissingModuleError
+from fusible.errors import ArgumentError, CheckpointError, MissingModuleError
 from fusible.models.text import Tokenizer
 from fusible.models.text.libraries import library
 
@@ -78,7 +78,7 @@ def test_padding_and_truncation_of_the_file_are_left_out(tmp_path: Path) -> None
         ("tokenizer.json", "{", r"tokenizer.json: expected a tokenizer, got what the library refuses \("),
         ("tokenizer.json", None, "tokenizer.json: expected a file that can be read, got No such file"),
         ("tokenizer_config.json", "[1]", "tokenizer_config.json: expected an object, got a list"),
-        ("generation_config.json", '{"a": NaN}', "generation_config.json: expected JSON, got NaN"),
+        ("generation_config.json", '{"a": 1, "a": 2}', "generation_config.json: expected JSON, got 'a' twice"),
     ],
 )
 def test_damaged_files_are_one_sentence(tmp_path: Path, name: str, content: str | None, said: str) -> None:
@@ -89,6 +89,11 @@ def test_damaged_files_are_one_sentence(tmp_path: Path, name: str, content: str 
     with pytest.raises(CheckpointError, match=said) as caught:
         Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_half_a_character_is_one_sentence() -> None:
+    with pytest.raises(ArgumentError, match="the text: expected characters of Unicode, got half of a surrogate pair"):
+        Tokenizer(trained()).encode("a\ud83d")
 
 
 def test_a_missing_package_is_one_sentence() -> None:

@@ -369,3 +369,71 @@ def test_caches_of_other_shapes_may_take_turns() -> None:
                 cache.advance(rows)
                 for part, w, d, n in zip(y.split(rows), wanted, done, rows, strict=False):
                     torch.testing.assert_close(part, w[d : d + n], rtol=1e-5, atol=1e-5)
+
+
+def go_on(model: Sequential, cache: KVCache, x: torch.Tensor, seq_lens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        y = model(x, torch.tensor(seq_lens, dtype=torch.int32), cache=cache)
+    cache.advance(seq_lens)
+    return y
+
+
+@pytest.mark.parametrize("count", [7, 8, 11])
+def test_sequences_that_begin_alike_share_pages(count: int) -> None:
+    model, x = model_of(), tokens(20)
+    cache = KVCache(3, 24, page_size=4, pages=12, dtype=torch.float32)
+    go_on(model, cache, x[:11], [11, 0, 0])
+    shared = cache.share(2, 0, count)
+    assert shared == count // 4 * 4 and cache.lengths == (11, 0, shared) and cache.free_pages() == 9
+    assert [cache.shares(0, token) for token in (0, 3, 4, 10)] == [True, True, shared == 8, False]
+    assert cache.free_pages(without=[0]) == 12 - shared // 4 and cache.free_pages(without=[2]) == 9
+    other = tokens(20, seed=2)[: 15 - shared]
+    ways = [x[:20], torch.cat([x[:shared], other])]
+    made = go_on(model, cache, torch.cat([x[11:], other]), [9, 0, 15 - shared]).split([9, 15 - shared])
+    for way, part in zip(ways, made, strict=True):
+        with torch.no_grad():
+            wanted = model(way, torch.tensor([len(way)], dtype=torch.int32))[-len(part) :]
+        torch.testing.assert_close(part, wanted, rtol=H * DTYPE_EPS[torch.float32], atol=H * DTYPE_EPS[torch.float32])
+    held = cache.free_pages()
+    cache.truncate(0)
+    assert cache.free_pages() == held + 5 - shared // 4  # those of both stay
+    cache.truncate(2)
+    assert cache.free_pages() == 12
+
+
+def test_a_sequence_that_is_cut_within_a_shared_page_leaves_it_to_the_other() -> None:
+    model, x = model_of(), tokens(20)
+    cache = KVCache(3, 24, page_size=4, pages=6, dtype=torch.float32)
+    go_on(model, cache, x[:8], [8, 0, 0])
+    cache.share(1, 0, 8)
+    cache.share(2, 1, 8)
+    cache.truncate(0, 6)
+    assert cache.lengths == (6, 8, 8) and cache.free_pages() == 3
+    other = tokens(20, seed=2)
+    made = go_on(model, cache, torch.cat([other[:2], x[8:10], x[8:12]]), [2, 2, 4]).split([2, 2, 4])
+    for way, part in zip([torch.cat([x[:6], other[:2]]), x[:10], x[:12]], made, strict=True):
+        with torch.no_grad():
+            wanted = model(way, torch.tensor([len(way)], dtype=torch.int32))[-len(part) :]
+        torch.testing.assert_close(part, wanted, rtol=H * DTYPE_EPS[torch.float32], atol=H * DTYPE_EPS[torch.float32])
+    apart = copy.deepcopy(cache)
+    for index in (1, 0, 2):
+        cache.truncate(index)
+    assert cache.free_pages() == 6 and apart.free_pages() == 1
+
+
+def test_what_sharing_refuses() -> None:
+    model, cache = model_of(), KVCache(3, 8, page_size=4, pages=2, dtype=torch.float32)
+    go_on(model, cache, tokens(8), [8, 0, 0])
+    cache.share(1, 0, 8)
+    for wrong, said in [
+        (lambda: cache.share(1, 0, 4), "share: expected at most the 8 tokens of sequence 0 for an empty one, got 4 tokens for one of 8"),
+        (lambda: cache.share(2, 0, 9), "got 9 tokens for one of 0"),
+        (lambda: cache.share(2, 0, -1), "got -1 tokens"),
+        (lambda: cache.truncate(0, 6), "truncate within a page that is shared: expected a free page, got none"),
+    ]:
+        with pytest.raises(ArgumentError, match=said):
+            wrong()
+    assert cache.lengths == (8, 8, 0) and cache.free_pages() == 0
+    cache.truncate(0, 4)
+    cache.truncate(1)
+    assert cache.free_pages() == 1

@@ -20,8 +20,9 @@ from fusible.models.text.config_files import read_config
 
 __all__ = ["TextModel", "default_sampling", "is_model_folder", "load_language_model", "load_text_model", "make_engine"]
 
-_SPARE = 0.9
-"""Of the memory that is there, what keys and values may take: activations and other programs need some too."""
+_SHARE = {"cpu": 0.5}
+_SHARE_OF_OTHERS = 0.9
+"""Of the memory that is there, what keys and values may take, by the kind of device: activations need some too, and on a CPU other programs do."""
 
 
 @dataclass
@@ -100,7 +101,7 @@ def make_engine(
     cache = loaded.model.new_cache(1, 1)
     token_bytes = bytes_per_token(loaded.config, cache.dtype.itemsize)
     if pages is None and token_bytes is not None:
-        room = int(_SPARE * _free(cache.device)) if max_memory is None else max_memory - _taken(cache.device)
+        room = int(_SHARE.get(cache.device.type, _SHARE_OF_OTHERS) * _free(cache.device)) if max_memory is None else max_memory - _taken(cache.device)
         pages = pages_within(room, token_bytes, sequences=sequences, capacity=capacity, page_size=page_size)
     return Engine(loaded.model, sequences=sequences, capacity=capacity, page_size=page_size, pages=pages, tokens_per_step=tokens_per_step)
 

@@ -80,7 +80,8 @@ async def _serve(service: Service, request: Request, read: Callable[[dict[str, A
         if not call.stream:
             return await _whole(answer, reply)
         pieces = await answer.batch()  # what fails before the first token has its own status
-        stream = _Events(_events(answer, reply, pieces), answer, watch)
+        # What is made is sent in the time of a request and again as much: a client that does not read is cut off.
+        stream = _Events(_events(answer, reply, pieces), answer, watch, 2 * service.limits.request_seconds)
         return stream
     finally:
         if stream is None:
@@ -105,9 +106,20 @@ async def _fields(service: Service, request: Request) -> dict[str, Any]:
         fields = parse_json(bytes(body), of="the request's body", do="send an object in JSON")
     except CheckpointError as error:
         raise ApiError(400, str(error)) from None
+    if b"\\ud" in body.lower() and _has_surrogates(fields):
+        raise invalid("characters of Unicode", of="the request's body", got="half of a surrogate pair", do="send whole ones")
     if not isinstance(fields, dict):
         raise invalid("an object", of="the request's body", got="another value", do="send an object in JSON")
     return fields
+
+
+def _has_surrogates(value: Any) -> bool:
+    """Whether JSON has escapes of characters that are none: no tokenizer takes them, and no answer could say what they are."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 async def _watch(request: Request, answer: Answer) -> None:
@@ -158,13 +170,16 @@ def _event(content: dict[str, Any]) -> str:
 class _Events(StreamingResponse):
     """A stream that closes its answer however it ends: sent, cut off, or never begun."""
 
-    def __init__(self, content: AsyncIterator[str], answer: Answer, watch: asyncio.Task[None]) -> None:
+    def __init__(self, content: AsyncIterator[str], answer: Answer, watch: asyncio.Task[None], seconds: float) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        self._answer, self._watch = answer, watch
+        self._answer, self._watch, self._seconds = answer, watch, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            async with asyncio.timeout(self._seconds):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:  # uvicorn closes the connection of an answer that is not complete
+            return
         finally:
             self._watch.cancel()
             self._answer.close()
@@ -175,7 +190,7 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 async def _refused(_: Request, error: ApiError) -> Response:
-    return JSONResponse(error.content, error.status)
+    return JSONResponse(error.content, error.status, error.headers)
 
 
 async def _no_route(request: Request, error: HTTPException) -> Response:

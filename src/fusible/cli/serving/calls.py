@@ -37,7 +37,7 @@ def completion_call(fields: dict[str, Any], defaults: Sampling) -> Call:
     """Raises ``ApiError`` for what is wrong with a body of ``/v1/completions``."""
     body = Body(fields)
     prompts = _prompts(body.any("prompt"))
-    max_tokens = body.integer("max_tokens", 16, least=1)
+    max_tokens = body.integer("max_tokens", least=1)
     logprobs = body.integer("logprobs", least=0, most=_MOST_LOGPROBS)
     body.same("echo", False)
     body.same("best_of", 1)

@@ -12,11 +12,15 @@ _INVALID, _SERVER = "invalid_request_error", "server_error"
 
 
 class ApiError(Exception):
-    """An answer with ``status``; ``message`` is one sentence. ``param`` names the part of the request that is wrong, ``code`` what programs ask."""
+    """An answer with ``status``; ``message`` is one sentence. ``param`` names the part of the request that is wrong, ``code`` what programs ask.
+    ``again``: after how many seconds the client may try again."""
 
-    def __init__(self, status: int, message: str, *, type: str = _INVALID, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, type: str = _INVALID, param: str | None = None, code: str | None = None, again: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.headers = {} if again is None else {"retry-after": str(again)}
 
     @property
     def content(self) -> dict[str, Any]:
@@ -37,13 +41,13 @@ def of_argument(error: FusibleError, param: str | None = None, code: str | None 
 def busy(most: int) -> ApiError:
     """There are as many requests as are allowed."""
     message = expected(f"at most {most} requests at once", of="the server", got="one more", do="send it again later")
-    return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded")
+    return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", again=1)
 
 
 def late(seconds: float) -> ApiError:
     """A request waited too long."""
     message = expected(f"to begin within {seconds:g} seconds", of="the request", got="a server that is busy", do="send it again later")
-    return ApiError(503, message, type=_SERVER, code="overloaded")
+    return ApiError(503, message, type=_SERVER, code="overloaded", again=1)
 
 
 def closing() -> ApiError:

@@ -17,6 +17,9 @@ from fusible.models.text import ChatTemplate, TextStream, Tokenizer
 
 __all__ = ["Answer", "Gone", "ServedModel", "Service"]
 
+_COMPLETION = 16
+"""The tokens of a completion that asks for no number, in OpenAI's interface; a chat goes on to the end of its context."""
+
 
 class Gone(Exception):
     """The client has closed its connection."""
@@ -172,7 +175,8 @@ class Service:
         most = min(self.limits.max_tokens or engine.longest, engine.longest)
         if call.max_tokens is not None and call.max_tokens > most:
             raise invalid(f"at most {most}", of="max_tokens", got=call.max_tokens, do="give a smaller number")
-        count = call.max_tokens or max(1, min(most, engine.longest - len(prompt)))
+        default = most if call.messages else _COMPLETION
+        count = call.max_tokens or max(1, min(default, most, engine.longest - len(prompt)))
         try:
             request = Request(prompt, count, call.sampling, self.served.tokenizer.stop_tokens, call.logprobs)
             engine.check(request)

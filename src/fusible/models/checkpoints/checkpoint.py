@@ -148,7 +148,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(expected("a directory with config.json and model.safetensors", of=str(folder), got="a file", do="name the directory"))
     do = "name a directory that save_pretrained, or fusible quantize, has written"
-    config = parse_json(read_file(path, limit=_CONFIG_LIMIT, of=str(path), do=do), of=str(path))
+    config = parse_json(read_file(path, limit=_CONFIG_LIMIT, of=str(path), do=do), of=str(path), unbounded=True)
     if not isinstance(config, dict):
         raise CheckpointError(expected("an object", of=str(path), got=type(config).__name__, do=_INTACT))
     return config

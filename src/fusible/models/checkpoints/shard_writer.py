@@ -67,12 +67,13 @@ class _Shard:
 
     def close(self) -> None:
         """Write the tensors that are behind, those of large elements first, and the header."""
-        for name, (_, content) in sorted(self.behind.items(), key=lambda item: -item[1][0]):
-            self._put(name, len(content), [content])
-        header = json.dumps({"__metadata__": self.metadata, **self.entries}, separators=(",", ":")).encode()
-        assert self.stream is not None and len(header) <= self.room, "the room for a header is reckoned too small"
-        self.stream.seek(0)
-        put(self.stream, self.room.to_bytes(8, "little") + header.ljust(self.room))
+        with self.stack:
+            for name, (_, content) in sorted(self.behind.items(), key=lambda item: -item[1][0]):
+                self._put(name, len(content), [content])
+            header = json.dumps({"__metadata__": self.metadata, **self.entries}, separators=(",", ":")).encode()
+            assert self.stream is not None and len(header) <= self.room, "the room for a header is reckoned too small"
+            self.stream.seek(0)
+            put(self.stream, self.room.to_bytes(8, "little") + header.ljust(self.room))
 
 
 class ShardWriter:
@@ -91,9 +92,11 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        if self.shards:
-            self._close(self.shards[-1], whole=kind is None)
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if self.shards and kind is None:
+            self.shards[-1].close()
+        elif self.shards:
+            self.shards[-1].stack.__exit__(kind, *error)  # so that what the system refused is told as the folder tells it
 
     def add(self, name: str, tensors: Mapping[str, torch.Tensor], note: str | None) -> None:
         """The stored tensors of a parameter, which stay together in a file, and what the metadata say of it.
@@ -122,8 +125,11 @@ class ShardWriter:
             shard.metadata[name] = note
 
     def finish(self) -> None:
-        """Give the files their names, which tell how many there are, and write the index where there are several."""
+        """Give the files their names, which tell how many there are, and write the index where there are several. Raises ``ArgumentError`` where
+        there is none."""
         count = len(self.shards)
+        if not count:
+            raise ArgumentError(expected("at least one tensor", of="tensors of write_checkpoint", got="none", do="pass the model's"))
         named = [SINGLE] if count == 1 else [f"model-{place:05d}-of-{count:05d}.safetensors" for place in range(1, count + 1)]
         for shard, name in zip(self.shards, named, strict=True):
             self.folder.rename(shard.name, name)
@@ -138,19 +144,13 @@ class ShardWriter:
         if last is not None and last.size + nbytes <= self.shard_size and last.told + told <= last.room:
             return last
         if last is not None:
-            self._close(last, whole=True)
+            last.close()
         room = max(self.room, told + _TOLD)
         shard = _Shard(f"{len(self.shards):05d}.part", -(-room // _ALIGNMENT) * _ALIGNMENT)
         shard.stream = shard.stack.enter_context(self.folder.file(shard.name))
         put(shard.stream, bytes(8 + shard.room))
         self.shards.append(shard)
         return shard
-
-    def _close(self, shard: _Shard, whole: bool) -> None:
-        with shard.stack:
-            if whole and shard.stream is not None:
-                shard.close()
-        shard.stream = None
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

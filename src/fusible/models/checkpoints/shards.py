@@ -6,6 +6,7 @@ import mmap
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -136,7 +137,12 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(placed, dict) or not placed:
         raise CheckpointError(expected("a weight_map of names to files", of=str(path), got=repr(placed)[:80], do=_INTACT))
     for name, file in placed.items():
-        # A name with a folder in it could lead anywhere.
-        if not isinstance(file, str) or Path(file).name != file or "\\" in file or file in ("", ".", ".."):
+        if not isinstance(file, str) or not _is_beside(file):
             raise CheckpointError(expected(f"the name of a file beside it for {name}", of=str(path), got=repr(file)[:80], do=_INTACT))
     return placed
+
+
+@lru_cache(maxsize=4096)
+def _is_beside(file: str) -> bool:
+    """Whether ``file`` is a name without a folder, which could lead anywhere."""
+    return Path(file).name == file and "\\" not in file and file not in ("", ".", "..")

@@ -11,6 +11,7 @@ from torch import nn
 from fusible.models.convert.joining import pack
 from fusible.models.convert.linear import joined_ops
 from fusible.models.convert.pipelines import ConvertedModule
+from fusible.models.convert.scaled_products import register
 from fusible.models.convert.siblings import Siblings
 from fusible.models.convert.swapping import Swap
 from fusible.quantized import Recipe
@@ -57,6 +58,8 @@ class ConvertedAttention(ConvertedModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.join()
+        if hasattr(vars(self).get("config"), "_attn_implementation"):
+            register()  # a process that has unpickled the model knows nothing of it
 
 
 def find_projections(module: nn.Module) -> tuple[str, ...]:

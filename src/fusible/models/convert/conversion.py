@@ -13,6 +13,7 @@ from fusible.models.convert.mlp import ConvertedMLP
 from fusible.models.convert.pipelines import ConvertedModule
 from fusible.models.convert.planning import Planner
 from fusible.models.convert.report import Report
+from fusible.models.convert.scaled_products import attention_configs, attention_writes, register
 from fusible.models.convert.selection import HIGH_PRECISION, Filter, Selection, check_names, filters_of
 from fusible.models.convert.swapping import restore, swap
 from fusible.quantized import Recipe
@@ -60,13 +61,15 @@ def convert(
     settled = recipe.settled() if recipe is not None else None
     plan = Planner(model, settled, selection, keep)
     earlier = [module for module in model.modules() if isinstance(module, ConvertedModule)]
-    swap(plan.swaps)
+    if plan.configs:
+        register()
+    swap(plan.swaps, attention_writes(plan.configs))
     try:
         for one in plan.swaps:
             if isinstance(one.module, ConvertedMLP | ConvertedAttention):
                 one.module.join()
     except BaseException:
-        restore(one.module for one in plan.swaps)
+        restore((one.module for one in plan.swaps), attention_writes(plan.configs, undo=True))
         raise
     for module in earlier:
         module.follow(settled)
@@ -85,7 +88,7 @@ def conversion_report(model: nn.Module) -> Report:
 def _undone(model: M, recipe: Recipe | None) -> M:
     if recipe is not None:
         raise ArgumentError(expected("no recipe", of="convert with undo", got=str(recipe), do="leave it out"))
-    restore(model.modules())
+    restore(model.modules(), attention_writes([config for _, _, config in attention_configs(model)], undo=True))
     for module in model.modules():
         vars(module).pop(_REPORT, None)
     return model

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation
 from fusible.models.convert.attention import attention_swap, find_projections
+from fusible.models.convert.experts import experts_swap, is_like_experts, why_no_experts
 from fusible.models.convert.linear import linear_swap, why_no_linear
 from fusible.models.convert.mlp import find_mlp, mlp_swap
 from fusible.models.convert.norm import find_norm, is_like_norm, norm_swap
 from fusible.models.convert.report import Layer, Outcome
+from fusible.models.convert.scaled_products import TEXT, attention_configs, why_no_attention
 from fusible.models.convert.selection import Filter, Selection, is_like_linear, kept_in_high_precision
 from fusible.models.convert.swapping import Swap, Swapped
 from fusible.quantized import Recipe
@@ -29,6 +31,7 @@ class Planner:
         self._converted: set[str] = set()
         self._activations: dict[str, str] = {}
         self.swaps: list[Swap] = []
+        self.configs: list[Any] = []
         found: dict[str, Layer] = {}
         modules = list(model.named_modules())
         for name, module in modules:
@@ -36,7 +39,7 @@ class Planner:
         for name, module in modules:
             if name not in found and not selection.why_not(name, module):
                 self._look_at_block(name, module, found)
-        self.layers = tuple(found[name] for name, _ in modules if name in found)
+        self.layers = (*self._attention(model), *(found[name] for name, _ in modules if name in found))
 
     def _look_at_layer(self, name: str, module: nn.Module, found: dict[str, Layer]) -> None:
         if isinstance(module, Swapped):
@@ -70,6 +73,21 @@ class Planner:
         self._activations[name] = activation
         return self._swapped(name, activation_swap(module, activation, self._recipe), f"{type(module).__name__} as {activation}")
 
+    def _experts(self, name: str, module: Any, activations: dict[str, str]) -> tuple[Outcome, str]:
+        place, activation = next(iter(activations.items()), ("", ""))
+        wrong = why_no_experts(module, list(activations), activation)
+        if wrong:
+            return "left", wrong
+        count, rows, columns = module.gate_up_proj.shape
+        return self._swapped(name, experts_swap(module, place, activation, self._recipe), f"{count} of {columns} -> {rows // 2} -> {columns}")
+
+    def _attention(self, model: nn.Module) -> Iterator[Layer]:
+        """The models of transformers inside, whose attention is an implementation that they look up by name."""
+        for name, module, config in attention_configs(model):
+            why = self._selection.why_not(name, module) or why_no_attention(module, config)
+            self.configs += [] if why else [config]
+            yield Layer(name or type(module).__name__, "attention", "left" if why else "converted", why or TEXT)
+
     def _swapped(self, name: str, one: Swap, text: str) -> tuple[Outcome, str]:
         self.swaps.append(one)
         self._converted.add(name)
@@ -78,17 +96,20 @@ class Planner:
     def _look_at_block(self, name: str, module: nn.Module, found: dict[str, Layer]) -> None:
         """A module around layers: whether several of these are to compute as one."""
         prefix = f"{name}." if name else ""
+        activations = {own: self._activations[prefix + own] for own in module._modules if prefix + own in self._activations}
+        if is_like_experts(module):
+            found[name] = Layer(name, "expert stack", *self._experts(name, module, activations))
+            return
         linears = [own for own, child in module._modules.items() if child is not None and is_like_linear(child)]
         if not linears or not all(prefix + own in self._converted for own in linears):
             return
-        activations = {own: self._activations[prefix + own] for own in module._modules if prefix + own in self._activations}
         mlp = find_mlp(module, linears, activations)
         projections = find_projections(module)
         if mlp is not None:
             found[name] = Layer(name, "MLP", *self._swapped(name, mlp_swap(module, mlp, self._recipe), mlp.text))
         elif projections:
             text = f"{', '.join(projections)} as one product"
-            found[name] = Layer(name, "attention", *self._swapped(name, attention_swap(module, projections, self._recipe), text))
+            found[name] = Layer(name, "projection", *self._swapped(name, attention_swap(module, projections, self._recipe), text))
 
 
 def _kind(module: nn.Module) -> str:

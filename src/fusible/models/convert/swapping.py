@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from fusible.errors import ArgumentError, expected
 from fusible.tex.calls.transaction import Write, run
 
 __all__ = ["Swap", "Swapped", "restore", "swap"]
@@ -52,9 +53,9 @@ def class_of(kind: type[Swapped], original: type[Any]) -> type[Any]:
     return type(f"Fusible{original.__name__}", (kind, original), {**kept, **own, "__doc__": kind.__doc__})
 
 
-def swap(swaps: Iterable[Swap]) -> None:
-    """Make the swaps, all of them or, where an interrupt or an error comes, none."""
-    writes: list[Write] = []
+def swap(swaps: Iterable[Swap], more: Iterable[Write] = ()) -> None:
+    """Make the swaps and the writes ``more``, all of them or, where an interrupt or an error comes, none."""
+    writes: list[Write] = [*more]
     for one in swaps:
         held = vars(one.module)
         former = {name: held[name] for name in one.attributes if name in held}
@@ -63,10 +64,15 @@ def swap(swaps: Iterable[Swap]) -> None:
     run(writes)
 
 
-def restore(modules: Iterable[nn.Module]) -> int:
-    """Give modules the classes and attributes back that they had; how many there were. Others among ``modules`` are left alone."""
-    writes: list[Write] = []
+def restore(modules: Iterable[nn.Module], more: Iterable[Write] = ()) -> int:
+    """Give modules the classes and attributes back that they had, and make the writes ``more``; how many modules there were. Others among ``modules``
+    are left alone. Raises ``ArgumentError`` where somebody else has exchanged a class since, and changes nothing then."""
+    writes: list[Write] = [*more]
     swapped = [module for module in modules if isinstance(module, Swapped)]
+    changed = next((module for module in swapped if type(module) is not class_of(module.kind, module.original)), None)
+    if changed is not None:
+        got, do = f"a {type(changed).__name__}", "take parametrizations and the like off first"
+        raise ArgumentError(expected("modules of the classes that they were given", of="convert with undo", got=got, do=do))
     for module in swapped:
         held = vars(module)
         names, former = held[_FORMER]

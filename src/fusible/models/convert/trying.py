@@ -7,7 +7,7 @@ of ours. The copy has the attributes of the layer and parameters of its own, on 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,16 +16,20 @@ __all__ = ["computes", "draw", "takes_one_tensor", "tried"]
 
 
 def tried(
-    module: nn.Module, x: torch.Tensor, parameters: Mapping[str, torch.Tensor | None] = {}, modules: Mapping[str, nn.Module] | None = None
+    module: nn.Module,
+    x: torch.Tensor,
+    parameters: Mapping[str, torch.Tensor | None] = {},
+    modules: Mapping[str, nn.Module] | None = None,
+    more: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor | None:
-    """What the module's class computes for ``x`` with its attributes, in evaluation mode, and these parameters and ``modules`` inside; None where it
-    raises, or gives no tensor."""
+    """What the module's class computes for ``x``, and the arguments ``more``, with its attributes, in evaluation mode, and these parameters and
+    ``modules`` inside; None where it raises, or gives no tensor."""
     copy = object.__new__(type(module))
     inside = module._modules if modules is None else {**module._modules, **modules}
     vars(copy).update({**vars(module), "_parameters": dict(parameters), "_modules": dict(inside), "training": False})
     try:
         with torch.no_grad(), torch.device("cpu"), torch.random.fork_rng(devices=()):
-            y = type(module).forward(copy, x)
+            y = type(module).forward(copy, x, *more)
     except Exception:
         return None
     return y if isinstance(y, torch.Tensor) else None

@@ -13,6 +13,7 @@ from fusible.models.generation.language_model import LanguageModel
 from fusible.models.generation.request import Ended, Event, Logprobs, Request
 from fusible.models.generation.sampling import Sampler, choose_tokens
 from fusible.models.generation.slots import Slots
+from fusible.models.prefix import common_prefix
 
 __all__ = ["Engine", "EngineCounts"]
 
@@ -63,7 +64,8 @@ class Engine:
     Each ``step`` is one call of the model: a token of every text that grows, and of prompts what ``tokens_per_step`` leaves, in the order of
     arrival. So a long prompt is read in pieces while others go on, and a request begins as soon as one before it has ended. ``page_size`` and
     ``pages`` are those of the ``KVCache``. Where pages run out, the youngest request gives its own back, waits, and is computed again later: no
-    request is lost, and the oldest always moves. A prompt that begins as a sequence that ended before goes on from what is kept of that.
+    request is lost, and the oldest always moves. A prompt that begins as a sequence that ended before goes on from what is kept of that; one that
+    begins as a running one shares its pages.
 
     What a request gets hangs on its own prompt, parameters and seed: others in the batch change it by what rounding does, and by no more, if the
     model's recipe takes no scale from the whole batch. One thread at a time may use an engine.
@@ -90,7 +92,7 @@ class Engine:
         self.cache = model.new_cache(sequences, self.capacity, page_size, pages)
         self._pages = pages or sequences * self.cache.pages_per_sequence
         self.longest = min(self.capacity, self._pages * self.cache.page_size)
-        self._slots = Slots(self.cache, self._pages)
+        self._slots = Slots(self.cache)
         self._queues, self._next, self._cancelled = _Queues(), 0, list[int]()
 
     @property
@@ -163,19 +165,34 @@ class Engine:
 
     def _admit(self) -> None:
         """Give slots to those who wait, in the order of arrival, while there are pages for all that they have to read."""
-        waiting, running = self._queues.waiting, self._queues.running
+        waiting, running, pages_of = self._queues.waiting, self._queues.running, self._slots.pages_of
+        if not waiting or not self._slots.resting:
+            return
+        taken = {other.slot: other.tokens[: other.read] for other in running.values()}
+        promised = sum(pages_of(len(other.tokens)) - pages_of(other.read) for other in running.values())
         for one in sorted(waiting.values(), key=lambda one: one.id):
             if not self._slots.resting:
                 return
-            slot, kept = self._slots.find(one.tokens)
-            promised = sum(self._slots.pages_of(len(other.tokens)) - self._slots.pages_of(other.read) for other in running.values())
-            if running and self._slots.pages_of(len(one.tokens)) + promised > self._slots.free_pages():
+            place = self._slots.find(one.tokens, taken)
+            if self._soon(one, place.length):
+                continue
+            shared = 0 if place.slot == place.source else pages_of(place.length)
+            if running and pages_of(len(one.tokens)) - shared + promised > self._slots.free_pages():
                 return
-            self._slots.take(slot, kept)
+            self._slots.take(place)
             del waiting[one.id]
-            one.slot, one.read, one.begun = slot, kept, True
-            self.counts.reused += kept
+            one.slot, one.read, one.begun = place.slot, self.cache.lengths[place.slot], True
+            self.counts.reused += one.read
             running[one.id] = one
+            taken[one.slot] = one.tokens[: one.read]
+            promised += pages_of(len(one.tokens)) - pages_of(one.read)
+
+    def _soon(self, one: _Running, there: int) -> bool:
+        """Whether a running request is about to read a page or more of what this one begins with, beside what is ``there``: it waits for that,
+        and shares it, in the place of computing the same beside it."""
+        size = self.cache.page_size
+        reading = [other for other in self._queues.running.values() if other.unread > 1]
+        return any(common_prefix(other.tokens, one.tokens[:-1]) // size * size >= there + size for other in reading)
 
     def _shares(self) -> dict[_Running, int]:
         """How many tokens of each running request the next call reads: of those that grow one, of prompts in order what the budget leaves."""
@@ -190,21 +207,24 @@ class Engine:
     def _with_pages(self, wanted: dict[_Running, int]) -> dict[_Running, int]:
         """What of that the pages allow. The oldest comes first, and takes pages from the youngest where none are left."""
         counts: dict[_Running, int] = {}
+        free = self._slots.free_pages()
         for one, share in wanted.items():
-            room = self._room(one, counts)
             # A prompt takes what there is, unless it is the oldest: two that are read side by side could hold all pages and wait for each other.
-            while one.slot >= 0 and room < share and (one.unread == 1 or not counts):
+            while one.slot >= 0 and self._room(one, free) < share and (one.unread == 1 or not counts):
                 self._preempt(max(self._queues.running.values(), key=lambda other: other.id))
-                room = self._room(one, counts)
-            if one.slot >= 0 and min(share, room) > 0:  # else it has given its pages to an older one, or waits for some
-                counts[one] = min(share, room)
+                free = self._slots.free_pages() - sum(map(self._grown, counts, counts.values()))
+            if one.slot >= 0 and (count := min(share, self._room(one, free))) > 0:  # else it has given up its pages, or waits for some
+                counts[one] = count
+                free -= self._grown(one, count)
         return counts
 
-    def _room(self, one: _Running, counts: dict[_Running, int]) -> int:
-        """The tokens that a request can read, beside what ``counts`` has for others."""
-        pages_of = self._slots.pages_of
-        used = sum(pages_of(other.read + count) - pages_of(other.read) for other, count in counts.items())
-        return (self._slots.free_pages() - used + pages_of(one.read)) * self.cache.page_size - one.read
+    def _room(self, one: _Running, free: int) -> int:
+        """The tokens that a request can read, with so many ``free`` pages."""
+        return (free + self._slots.pages_of(one.read)) * self.cache.page_size - one.read
+
+    def _grown(self, one: _Running, count: int) -> int:
+        """The pages that ``count`` further tokens take."""
+        return self._slots.pages_of(one.read + count) - self._slots.pages_of(one.read)
 
     def _preempt(self, one: _Running) -> None:
         self.cache.truncate(one.slot)

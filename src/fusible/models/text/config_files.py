@@ -19,7 +19,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
         content = read_file(folder / name, limit=_LIMIT)
     except MissingFileError:
         return {}
-    value = parse_json(content, of=str(folder / name), large_integers=True)
+    value = parse_json(content, of=str(folder / name), unbounded=True)
     if not isinstance(value, dict):
         got = f"a {type(value).__name__}"
         raise CheckpointError(expected("an object", of=str(folder / name), got=got, do="use an intact checkpoint"))

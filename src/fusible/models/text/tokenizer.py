@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from fusible.errors import CheckpointError, expected
+from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.files import read_file
 from fusible.models.text.config_files import read_config, token_text
 from fusible.models.text.libraries import library
@@ -59,7 +59,12 @@ class Tokenizer:
         return None if text is None else self._tokenizer.token_to_id(text)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of ``text``; with ``special``, and those that the tokenizer puts around a text. Special tokens' texts in it are these tokens."""
+        """The tokens of ``text``; with ``special``, and those that the tokenizer puts around a text. Special tokens' texts in it are these tokens.
+
+        Raises ``ArgumentError`` for a text that UTF-8 has no bytes for.
+        """
+        if _has_surrogates(text):
+            raise ArgumentError(expected("characters of Unicode", of="the text", got="half of a surrogate pair", do="give whole ones"))
         return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def encode_places(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
@@ -74,6 +79,14 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """The text of one token, for people: special ones too."""
         return self.decode([token], skip_special=False)
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _parsed(content: bytes, of: str) -> tokenizers.Tokenizer:

@@ -65,7 +65,7 @@ def _json_lines(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:
     for number, line in enumerate(_content(path).split(b"\n"), 1):
         if line.strip():
             of = f"line {number} of {path}"
-            yield _of_record(parse_json(line, of=of, do="repair the line", large_integers=True), of, chat)
+            yield _of_record(parse_json(line, of=of, do="repair the line", unbounded=True), of, chat)
 
 
 def _parquet(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:

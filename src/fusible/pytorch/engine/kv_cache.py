@@ -24,7 +24,7 @@ class KVCache:
     or replaced by another. A model without ``torch.no_grad()`` refuses a cache.
 
     Without ``page_size`` a sequence has its whole capacity from the start, in one piece. With it, memory is given out in pages of that many tokens,
-    of which there are ``pages`` (default: enough for all sequences at once) in all.
+    of which there are ``pages`` (default: enough for all sequences at once) in all. Sequences that begin alike may ``share`` pages.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class KVCache:
         self._free = list(range(pages if pages is not None else sequences * self.pages_per_sequence))[::-1]
         self._pages = len(self._free)
         self._held: list[list[int]] = [[] for _ in range(sequences)]
+        self._further: dict[int, int] = {}  # of a page that several sequences hold, how many do beside the first
         self._layers: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
@@ -76,11 +77,54 @@ class KVCache:
         if not 0 <= length <= self._lengths[index]:
             raise ArgumentError(expected(f"at most the {self._lengths[index]} tokens of it", of="truncate", got=length, do="give a smaller length"))
         kept = -(-length // self.page_size)
-        lengths, held = list(self._lengths), [list(pages) for pages in self._held]
+        lengths, held, free, further = list(self._lengths), [list(pages) for pages in self._held], list(self._free), dict(self._further)
         lengths[index] = length
-        free = [*self._free, *held[index][kept:][::-1]]
+        for page in held[index][kept:][::-1]:
+            _let_go(page, free, further)
         del held[index][kept:]
-        vars(self).update(_lengths=lengths, _held=held, _free=free)  # at once: an interrupt finds all of it or nothing
+        if length % self.page_size and further.get(held[index][-1]):
+            held[index][-1] = self._copied(held[index][-1], free, further)
+        # At once: an interrupt finds all of it or nothing.
+        vars(self).update(_lengths=lengths, _held=held, _free=free, _further=further)
+
+    def share(self, index: int, source: int, length: int) -> int:
+        """Let the empty sequence ``index`` begin with the first ``length`` tokens of ``source``, as far as they fill pages: how many these are.
+
+        Nothing is copied: each of the two writes behind its own tokens alone. A sequence that is truncated within such a page gets a copy of it.
+        """
+        if self._lengths[index] or not 0 <= length <= self._lengths[source]:
+            got = f"{length} tokens for one of {self._lengths[index]}"
+            wanted = f"at most the {self._lengths[source]} tokens of sequence {source} for an empty one"
+            raise ArgumentError(expected(wanted, of="share", got=got, do="truncate the sequence first"))
+        self.truncate(index)  # what a call that failed has set aside
+        pages = self._held[source][: length // self.page_size]
+        lengths, held, further = list(self._lengths), list(self._held), dict(self._further)
+        lengths[index], held[index] = len(pages) * self.page_size, list(pages)
+        further.update({page: further.get(page, 0) + 1 for page in pages})
+        vars(self).update(_lengths=lengths, _held=held, _further=further)
+        return lengths[index]
+
+    def shares(self, index: int, position: int) -> bool:
+        """Whether another sequence too holds the page of the token at ``position`` of sequence ``index``."""
+        return self._held[index][position // self.page_size] in self._further
+
+    def free_pages(self, without: Iterable[int] = ()) -> int:
+        """How many pages no sequence holds, but those ``without`` which it is asked."""
+        gone = frozenset(without)
+        held = [pages for index, pages in enumerate(self._held) if index not in gone]
+        return self._pages - (len(set().union(*held)) if self._further else sum(map(len, held)))
+
+    def _copied(self, page: int, free: list[int], further: dict[int, int]) -> int:
+        """A page of one's own in the place of one that others hold too."""
+        if not free:
+            do = "truncate another sequence, or to a multiple of the page size"
+            raise ArgumentError(expected("a free page", of="truncate within a page that is shared", got="none", do=do))
+        _let_go(page, free, further)
+        own = free.pop()
+        with torch.inference_mode():
+            for tensor in (tensor for layer in self._layers.values() for tensor in layer):
+                tensor[own].copy_(tensor[page])
+        return own
 
     def layers(self, owner: Hashable, plan: Plan, seq_lens: Sequence[int] | torch.Tensor) -> dict[int, nvte.KVCache]:
         """The caches of a plan's ops, by position, for a call with ``seq_lens`` further tokens. Memory for these is set aside.
@@ -145,6 +189,7 @@ class KVCache:
         other.__dict__.update(self.__dict__)
         other._lengths, other._free = list(self._lengths), list(self._free)
         other._held = [list(pages) for pages in self._held]
+        other._further = dict(self._further)
         other._layers = {key: tuple(tensor.clone() for tensor in pair) for key, pair in self._layers.items()}  # pyright: ignore
         return other
 
@@ -157,6 +202,15 @@ class KVCache:
 
 
 check_constructor(KVCache)
+
+
+def _let_go(page: int, free: list[int], further: dict[int, int]) -> None:
+    """One sequence less holds ``page``; the last one frees it."""
+    left = further.pop(page, 0)
+    if left > 1:
+        further[page] = left - 1
+    elif not left:
+        free.append(page)
 
 
 def check_cache(cache: Any) -> None:

@@ -50,11 +50,11 @@ class Layout(ABC):
 
     def find(self, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> Iterator[Weight]:
         """The weights of this layout among stored tensors."""
-        elements = self.suffixes[0]
+        last = self.suffixes[-1]  # of scales, whose names are fewer than those of all elements
         for stored in entries:
-            name = stored.removesuffix(elements)
-            if elements and name == stored:
+            if not stored.endswith(last):
                 continue
+            name = stored.removesuffix(last)
             names = {suffix: f"{name}{suffix}" for suffix in self.suffixes}
             if all(each in entries for each in names.values()):
                 shape = self.shape({suffix: entries[each] for suffix, each in names.items()})

@@ -1,0 +1,243 @@
+// Products with a few more rows, by AMX: 16 columns of B are decoded to tiles, which are multiplied with all rows of A at once, so that these cost no more
+// than one does. A is bfloat16, and lies in tiles too (pack_tiles).
+//
+// Order of accumulation: elements of a block, or of a section where there is one scale or the scales are part of the values, are added up one pair after
+// another, in float, with subnormal numbers taken as zero; the sum is multiplied by the factor and added to the column's, in one rounding. Sections are
+// added up at the end. So a result is off by at most K roundings of the sum of the magnitudes of its products.
+#pragma once
+
+#include "codes/decoders.hpp"
+#include "codes/factors.hpp"
+
+#if defined(__AMX_BF16__)
+
+namespace fusible::codes::FUSIBLE_LEVEL {
+namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+
+constexpr int kTileCols = 16;      // of B
+constexpr int kTileElements = 32;  // of K
+constexpr int kTileHalves = kTileCols * kTileElements;
+
+/// The compiler knows not that tiles are read from memory and written to it.
+inline void tiles_touch(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
+
+// A decoder to tiles has: kElements and kTiles of a step; element(tile, place), the element of a step at a place of a tile's row; kFolds, whether the
+// scales are part of the values; and decode, which writes a row of each tile.
+
+template <class F>
+struct TileDecoder8 {
+    static constexpr int kElements = 64;
+    static constexpr int kBytes = 64;
+    static constexpr int kTiles = 2;
+    static constexpr bool kFolds = false;
+    static constexpr int element(int tile, int place) { return 32 * tile + place % 16 / 8 * 16 + place / 16 * 8 + place % 8; }
+
+    /// Each tile has 32 elements that follow one another.
+    static void decode(const std::uint8_t* codes, const float*, std::uint16_t* row) {
+        const Halves<F> halves(codes);
+        for (int i = 0; i < 2; ++i) {
+            _mm256_store_si256(reinterpret_cast<__m256i*>(row + 16 * i), _mm512_castsi512_si256(halves.pairs[i]));
+            _mm256_store_si256(reinterpret_cast<__m256i*>(row + kTileHalves + 16 * i), _mm512_extracti64x4_epi64(halves.pairs[i], 1));
+        }
+    }
+};
+
+/// A code of four bits times its scale has six bits at most, which bfloat16 holds.
+struct TileDecoder4 {
+    static constexpr int kElements = 128;
+    static constexpr int kBytes = 64;
+    static constexpr int kTiles = 4;
+    static constexpr bool kFolds = true;
+    static constexpr int element(int tile, int place) { return place / 2 * 8 + tile * 2 + place % 2; }
+
+    static void decode(const std::uint8_t* source, const float* factors, std::uint16_t* row) {
+        using Seen = NothingSeen;
+        Seen seen;
+        const Decoder4 codes(source, seen);
+        const F32 factor = factors_of_lanes<Decoder4, SmallFloats::kBlock>(factors, 0);
+        constexpr int kSelect = 0xe4;  // mask ? a : b, bit by bit
+        for (int tile = 0; tile < kTiles; ++tile) {
+            const __m512i even = _mm512_srli_epi32(bits(mul(codes.values(2 * tile), factor)).v, 16);
+            const __m512i odd = bits(mul(codes.values(2 * tile + 1), factor)).v;
+            _mm512_store_si512(row + tile * kTileHalves, _mm512_ternarylogic_epi32(odd, even, _mm512_set1_epi32(-65536), kSelect));
+        }
+    }
+};
+
+/// A section of A for a decoder: `rows` <= 16 rows of floats that bfloat16 holds become tiles of 16 pairs of elements, each of all rows.
+template <class Decoder, class Factors>
+void pack_tiles(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out) {
+    for (std::int64_t first = 0; first < count; first += Decoder::kElements)
+        for (int tile = 0; tile < Decoder::kTiles; ++tile)
+            for (int pair = 0; pair < kTileElements / 2; ++pair)
+                for (int r = 0; r < rows; ++r)
+                    for (int i = 0; i < 2; ++i)
+                        *out++ = static_cast<std::uint16_t>(
+                            static_cast<std::uint32_t>(bits_of(a[r * stride + first + Decoder::element(tile, 2 * pair + i)])) >> 16);
+}
+
+/// Tiles 0 to 3 hold sums, 4 and 5 columns of B, 6 and 7 rows of A.
+inline void configure_tiles(int rows) {
+    struct alignas(64) {
+        std::uint8_t palette = 1;
+        std::uint8_t first_row = 0;
+        std::uint8_t reserved[14] = {};
+        std::uint16_t row_bytes[16] = {};
+        std::uint8_t rows[16] = {};
+    } configuration;
+    for (int tile = 0; tile < 8; ++tile) {
+        configuration.rows[tile] = kTileCols;
+        configuration.row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? 64 : 4 * rows);
+    }
+    tiles_touch(&configuration);
+    _tile_loadconfig(&configuration);
+}
+
+/// Sums of the columns of a group, each a vector over the rows of A.
+struct GroupSums {
+    F32 of[kTileCols];
+
+    /// Adds tiles of sums times the factors of their columns: those at `at` of each.
+    template <std::size_t kRoom>
+    void add_scaled(const float* tile, const float (&factors)[kTileCols][kRoom], std::int64_t at) {
+        for (int c = 0; c < kTileCols; ++c) of[c] = fma(load(tile + c * kLanes), splat(factors[c][at]), of[c]);
+    }
+
+    void add(const float* tile) {
+        for (int c = 0; c < kTileCols; ++c) of[c] = simd::FUSIBLE_LEVEL::add(load(tile + c * kLanes), of[c]);
+    }
+};
+
+/// What a group works with: tiles of B of two steps, and those of sums.
+template <class Decoder>
+struct TileScratch {
+    alignas(64) std::uint16_t b[2][Decoder::kTiles * kTileHalves];
+    alignas(64) float sums[2][2][kTileCols * kLanes] = {};
+};
+
+// Tiles are named by numbers as they stand.
+#define FUSIBLE_MULTIPLY_TILE(sums, of_b, of_a, tile)            \
+    _tile_loadd(of_b, b + (tile) * kTileHalves, 64);             \
+    _tile_loadd(of_a, a + (tile) * kTileElements * rows, 4 * rows); \
+    _tile_dpbf16ps(sums, of_b, of_a)
+
+/// The tiles of a step. Where the scales are part of the values, or there is one, they add to sums that stay in tiles; else the sums of each block, or of
+/// the step where a block is longer, are stored.
+template <class Decoder, class Factors>
+inline void multiply_step(const std::uint16_t* b, const std::uint16_t* a, std::int64_t rows, float (&sums)[2][kTileCols * kLanes]) {
+    if constexpr (Decoder::kFolds || Factors::kBlock == 0) {
+        FUSIBLE_MULTIPLY_TILE(0, 4, 6, 0);
+        FUSIBLE_MULTIPLY_TILE(1, 5, 7, 1);
+        if constexpr (Decoder::kTiles == 4) {
+            FUSIBLE_MULTIPLY_TILE(2, 4, 6, 2);
+            FUSIBLE_MULTIPLY_TILE(3, 5, 7, 3);
+        }
+    } else if constexpr (Factors::kBlock == kTileElements) {
+        _tile_zero(0);
+        _tile_zero(1);
+        FUSIBLE_MULTIPLY_TILE(0, 4, 6, 0);
+        FUSIBLE_MULTIPLY_TILE(1, 5, 7, 1);
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+    } else {
+        _tile_zero(0);
+        FUSIBLE_MULTIPLY_TILE(0, 4, 6, 0);
+        FUSIBLE_MULTIPLY_TILE(0, 5, 7, 1);
+        _tile_stored(0, sums[0], 64);
+    }
+    tiles_touch(sums);
+}
+
+/// The sums of a group over a section, `first` to `end`, of which A is packed.
+template <class Decoder, class Factors>
+inline void multiply_group(const FewTiles& few, std::int64_t col, int cols, std::int64_t first, std::int64_t end, const std::uint16_t* a,
+                           TileScratch<Decoder>& scratch, GroupSums& sums) {
+    constexpr bool kScales = !Decoder::kFolds && Factors::kBlock != 0;
+    constexpr int kPerByte = Decoder::kElements / Decoder::kBytes;
+    alignas(64) float factors[kTileCols][Factors::kRoom];
+    if constexpr (Factors::kBlock != 0) {
+        Factors::read(few.codes, col, cols, first, static_cast<int>(end - first), factors);
+        for (int c = cols; c < kTileCols; ++c) std::memcpy(factors[c], factors[cols - 1], sizeof factors[c]);
+    }
+    const std::uint8_t* b[kTileCols];  // columns that there are not are the last one again, and not used
+    for (int c = 0; c < kTileCols; ++c) b[c] = few.codes.b + (col + (c < cols ? c : cols - 1)) * few.codes.b_stride + first / kPerByte;
+    const std::int64_t ahead = kTileCols * few.codes.b_stride;
+    const std::int64_t steps = (end - first + Decoder::kElements - 1) / Decoder::kElements;
+    for (int c = 0; c < kTileCols; ++c) sums.of[c] = splat(0.0f);
+    if constexpr (!kScales) {
+        _tile_zero(0);
+        _tile_zero(1);
+        if constexpr (Decoder::kTiles == 4) _tile_zero(2);
+        if constexpr (Decoder::kTiles == 4) _tile_zero(3);
+    }
+    // A step is decoded while the tiles of the one before are multiplied, and the sums of the one before that are scaled: stores have arrived by then.
+    for (std::int64_t step = 0; step < steps + 2; ++step) {
+        if (step < steps) {
+            const std::int64_t left = (end - first - step * Decoder::kElements) / kPerByte;
+            std::uint16_t* const tiles = scratch.b[step % 2];
+            for (int c = 0; c < kTileCols; ++c) {
+                const std::uint8_t* source = b[c] + step * Decoder::kBytes;
+                __builtin_prefetch(source + ahead);
+                const float* const own = factors[c] + (Factors::kBlock == 0 ? 0 : step * Decoder::kElements / (Factors::kBlock + (Factors::kBlock == 0)));
+                std::uint8_t padded[Decoder::kBytes];
+                if (left < Decoder::kBytes) {
+                    std::memset(padded, 0, sizeof padded);
+                    std::memcpy(padded, source, static_cast<std::size_t>(left));
+                    source = padded;
+                }
+                Decoder::decode(source, own, tiles + c * kTileElements);
+            }
+            tiles_touch(tiles);
+        }
+        if (step >= 1 && step <= steps) {
+            const std::int64_t at = step - 1;
+            multiply_step<Decoder, Factors>(scratch.b[at % 2], a + at * Decoder::kElements * few.codes.rows, few.codes.rows, scratch.sums[at % 2]);
+        }
+        if constexpr (kScales) {
+            if (step < 2) continue;
+            const std::int64_t at = (step - 2) * Decoder::kElements;
+            sums.add_scaled(scratch.sums[step % 2][0], factors, at / Factors::kBlock);
+            if constexpr (Factors::kBlock == kTileElements) sums.add_scaled(scratch.sums[step % 2][1], factors, at / Factors::kBlock + 1);
+        }
+    }
+    if constexpr (!kScales) {
+        _tile_stored(0, scratch.sums[0][0], 64);
+        _tile_stored(1, scratch.sums[0][1], 64);
+        if constexpr (Decoder::kTiles == 4) _tile_stored(2, scratch.sums[1][0], 64);
+        if constexpr (Decoder::kTiles == 4) _tile_stored(3, scratch.sums[1][1], 64);
+        tiles_touch(scratch.sums);
+        for (int i = 0; i < Decoder::kTiles; ++i) sums.add(scratch.sums[i / 2][i % 2]);
+    }
+}
+
+template <class Decoder, class Factors>
+void multiply_by_tiles(const FewTiles& few) {
+    using gemm::FUSIBLE_LEVEL::transpose_units;
+    using gemm::FUSIBLE_LEVEL::Units;
+    TileScratch<Decoder> scratch;
+    configure_tiles(few.codes.rows);
+    for (std::int64_t first = 0; first == 0 || first < few.codes.k; first += kSection) {
+        const std::int64_t end = first + kSection < few.codes.k ? first + kSection : few.codes.k;
+        for (std::int64_t col = 0; col < few.codes.cols; col += kTileCols) {
+            const int cols = few.codes.cols - col < kTileCols ? static_cast<int>(few.codes.cols - col) : kTileCols;
+            GroupSums sums;
+            multiply_group<Decoder, Factors>(few, col, cols, first, end, few.a + first * few.codes.rows, scratch, sums);
+            Units turned[kTileCols];
+            for (int c = 0; c < kTileCols; ++c) turned[c].v = bits(sums.of[c]).v;
+            transpose_units(turned);
+            for (int r = 0; r < few.codes.rows; ++r) {
+                float* const out = few.codes.sums + r * few.codes.sums_stride + col;
+                const F32 found = floats(I32{turned[r].v});
+                store(out, first == 0 ? found : add(load(out), found));
+            }
+        }
+    }
+    _tile_release();
+}
+
+}  // namespace
+}  // namespace fusible::codes::FUSIBLE_LEVEL
+
+#endif

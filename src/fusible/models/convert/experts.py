@@ -1,0 +1,120 @@
+"""Experts that are held as stacks of weights, as transformers holds those of Mixtral and Qwen: their products are grouped ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible import ops
+from fusible.models.convert.activation import FORMULAS, GATED, TITLES
+from fusible.models.convert.linear import BoundParts, why_no_parameters
+from fusible.models.convert.pipelines import ConvertedModule, ConvertedRunner, placeholder
+from fusible.models.convert.swapping import Swap
+from fusible.models.convert.trying import computes, draw, tried
+from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.runner import PipelineRunner
+from fusible.pytorch.modules.base import has_hooks
+from fusible.quantized import Recipe
+
+__all__ = ["ConvertedExperts", "experts_swap", "is_like_experts", "why_no_experts"]
+
+_UP, _DOWN = "gate_up_proj", "down_proj"
+_SIDES = ("experts", "probs")
+_BLOCK = 32
+
+
+class ExpertsRunner(ConvertedRunner):
+    """A pipeline whose first op is told by the caller which experts a token goes to, and whose last one with which weights."""
+
+    def _take(self, entries: tuple[BoundOp, ...]) -> None:
+        super()._take(entries)
+        self.sides = _SIDES
+
+
+class ConvertedExperts(ConvertedModule):
+    """``y[t] = sum_k p[t, k] * down_e(act(gate_e(x[t])) * up_e(x[t]))`` with ``e = index[t, k]``: tokens are sorted by expert, each expert's products
+    are quantized by themselves, and a token's experts are summed in fp32.
+
+    Within a graph of ``torch.compile``, or where weights cannot be cut into whole blocks of a format, its former class computes it, unquantized.
+    """
+
+    _top_k: int
+    _activation: nn.Module
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        recipe = self._in_force()
+        if self._is_plain(recipe) or torch.compiler.is_compiling() or not self._fits(recipe, hidden_states, top_k_index):
+            return self.original.forward(self, hidden_states, top_k_index, top_k_weights)
+        sides = top_k_index.to(torch.int32).contiguous(), top_k_weights.float()
+        return self._pipeline_now().run(hidden_states, sides, {})[0]
+
+    def _fits(self, recipe: Recipe | None, x: torch.Tensor, index: torch.Tensor) -> bool:
+        """Whether the pipeline computes what the module is asked for."""
+        up = self._parameters.get(_UP)
+        if up is None or recipe is None:  # computed from other parameters, as PEFT's adapters do
+            return False
+        whole = recipe.float8_per_tensor_scaling() or recipe.high_precision() or (up.shape[1] % (2 * _BLOCK) == 0 and up.shape[2] % _BLOCK == 0)
+        shared_out = bool(vars(self).get("_is_expert_parallel"))
+        return whole and x.ndim == 2 and index.shape[-1] == self._top_k and not shared_out and not has_hooks(self._activation)
+
+    def _new_runner(self, bound: tuple[BoundOp, ...]) -> PipelineRunner:
+        return ExpertsRunner(bound, self._own)
+
+    def local_ops(self) -> tuple[Any, ...]:
+        return ()
+
+
+def is_like_experts(module: nn.Module) -> bool:
+    """Whether a module holds stacks of weights by the names that transformers gives them."""
+    held = [module._parameters.get(name) for name in (_UP, _DOWN)]
+    return all(weight is not None and weight.ndim == 3 for weight in held)
+
+
+def why_no_experts(module: Any, activations: Sequence[str], name: str) -> str:
+    """Why a module that ``is_like_experts`` is left; empty where it is converted. ``activations``: the modules inside that are of ours; ``name``: of
+    the first of ``tex.activations``."""
+    up, down = (module._parameters[name] for name in (_UP, _DOWN))
+    if len([1 for parameter in module._parameters.values() if parameter is not None]) != 2:
+        return "it has other parameters than two stacks of weights"
+    if up.shape != (down.shape[0], 2 * down.shape[2], down.shape[1]):
+        return f"its weights are {list(up.shape)} and {list(down.shape)}"
+    if len(activations) != 1 or not _top_k(module):
+        return "it does not say its activation, or how many experts a token has"
+    wrong = why_no_parameters(module)
+    return wrong or ("" if _is_usual(module, activations[0], name) else "it computes no sum of gated experts")
+
+
+def _top_k(module: Any) -> int:
+    config = vars(module).get("config")
+    found = [getattr(config, name, None) for name in ("num_experts_per_tok", "num_experts_per_token", "top_k")]
+    return next((count for count in found if isinstance(count, int)), 0)
+
+
+def _is_usual(module: Any, place: str, name: str) -> bool:
+    """Whether a small copy gives the sum of gated experts."""
+    count, width, inner, rows = module._parameters[_UP].shape[0], 8, 12, 6
+    weights: dict[str, Any] = {_UP: nn.Parameter(draw(count, 2 * inner, width)), _DOWN: nn.Parameter(draw(count, width, inner, seed=1))}
+    x, probs = draw(rows, width, seed=2), draw(rows, 2, seed=3).abs()
+    index = torch.stack([torch.arange(rows, device="cpu") % count, (torch.arange(rows, device="cpu") + 1) % count], 1)
+    y = tried(module, x, weights, {place: module._modules[place]}, (index, probs))
+    a, b = torch.einsum("tkih,th->tki", weights[_UP][index], x).chunk(2, -1)
+    return computes(y, torch.einsum("tkhi,tki,tk->th", weights[_DOWN][index], FORMULAS[name](a) * b, probs).detach())
+
+
+def experts_swap(module: Any, place: str, name: str, recipe: Recipe | None) -> Swap:
+    """The swap of experts for which ``why_no_experts`` says nothing, of the activation ``name`` at a ``place`` inside."""
+    up, down = (module._parameters[own] for own in (_UP, _DOWN))
+    count, top_k, sizes = len(up), _top_k(module), ("sizes_up", "sizes_down")
+    first, second = (ops.GroupedMMT(count, [placeholder(weight)]).with_(side_inputs=(own,)) for weight, own in zip((up, down), sizes, strict=True))
+    parts: list[BoundParts] = [
+        (ops.DispatchTokens(count, top_k, sizes), module, ()),
+        (first, module, (_UP,)),
+        (getattr(ops, TITLES[GATED[name]])(), module, ()),
+        (second, module, (_DOWN,)),
+        (ops.CombineTokens(), module, ()),
+    ]
+    attributes = ConvertedExperts.attributes(module, parts, recipe)
+    return Swap(module, ConvertedExperts, {**attributes, "_top_k": top_k, "_activation": module._modules[place]})

@@ -1,0 +1,100 @@
+"""``fusible.convert`` on stacks of experts, as transformers holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from convert_families import BY_NAME, logits
+from torch import nn
+
+import fusible
+from fusible.models.convert.experts import ConvertedExperts
+
+FAMILY = BY_NAME["qwen3_moe"]
+IN_FP32 = fusible.HighPrecision("float32")
+
+
+def experts_of(model: Any) -> Any:
+    return model.model.layers[1].mlp.experts
+
+
+def call(experts: Any, top_k: int = 2) -> list[torch.Tensor]:
+    """The output and all gradients for tokens of which none goes to expert 3."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 64, generator=draw, requires_grad=True)
+    index = torch.stack([torch.randperm(3, generator=draw)[:top_k] for _ in range(9)])
+    weights = torch.rand(9, top_k, generator=draw, requires_grad=True)
+    y = experts(x, index, weights)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, weights, experts.gate_up_proj, experts.down_proj])]
+
+
+def check_equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        assert (a - b).detach().abs().max() < 1e-5 * max(1.0, float(b.detach().abs().max()))
+
+
+def test_outputs_and_gradients_are_those_of_transformers() -> None:
+    experts = experts_of(FAMILY.make())
+    wanted = call(experts)
+    fusible.convert(experts, IN_FP32)
+    assert isinstance(experts, ConvertedExperts)
+    check_equal(call(experts), wanted)
+
+
+@pytest.mark.parametrize("recipe", [fusible.DelayedScaling(), fusible.Float8CurrentScaling(), fusible.MXFP8BlockScaling()], ids=str)
+def test_in_8_bits_they_are_near(recipe: fusible.Recipe) -> None:
+    experts = experts_of(FAMILY.make())
+    wanted = call(experts)
+    fusible.convert(experts, recipe)
+    call(experts)
+    for found, reference in zip(call(experts), wanted, strict=True):
+        # Up to three products lie behind a gradient, each of two operands; dy has 2 bits of mantissa where the recipe's formats are hybrid.
+        assert 0 < (found - reference).norm() < (6**0.5) * 2.0**-3 / 3**0.5 * reference.norm()
+
+
+def test_another_number_of_experts_for_a_token_is_computed_by_the_former_class() -> None:
+    experts = experts_of(FAMILY.make())
+    wanted = call(experts, top_k=3)
+    fusible.convert(experts, fusible.Float8CurrentScaling())
+    check_equal(call(experts, top_k=3), wanted)
+
+
+def test_weights_that_make_no_whole_blocks_are_left_to_the_former_class() -> None:
+    experts = experts_of(type(FAMILY)(**{**vars(FAMILY), "options": {**FAMILY.options, "moe_intermediate_size": 24}}).make())
+    wanted = call(experts)
+    fusible.convert(experts, fusible.MXFP8BlockScaling())
+    check_equal(call(experts), wanted)
+    fusible.convert(experts, fusible.Float8CurrentScaling())
+    assert (call(experts)[0] - wanted[0]).norm() > 0.01 * wanted[0].norm()
+
+
+class Clamped(nn.Module):
+    """Experts of a form of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = FAMILY.make().config
+        self.gate_up_proj, self.down_proj = nn.Parameter(torch.randn(4, 32, 16)), nn.Parameter(torch.randn(4, 16, 16))
+        self.act = nn.SiLU()
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.einsum("tkih,th->tki", self.gate_up_proj[index], x).chunk(2, -1)
+        return torch.einsum("tkhi,tki,tk->th", self.down_proj[index], self.act(gate).clamp(max=0.5) * up, weights)
+
+
+def test_experts_of_another_form_are_left_with_the_reason() -> None:
+    module = fusible.convert(Clamped(), fusible.Float8CurrentScaling())
+    (layer,) = fusible.conversion_report(module).left
+    assert layer.kind == "expert stack" and layer.text == "it computes no sum of gated experts"
+
+
+def test_the_choice_of_experts_has_its_gradient() -> None:
+    model, inputs = FAMILY.make(), FAMILY.inputs()
+    model(**inputs).loss.backward()
+    wanted = model.model.layers[0].mlp.gate.weight.grad.clone()
+    model.zero_grad()
+    fusible.convert(model, IN_FP32)(**inputs).loss.backward()
+    assert wanted.abs().max() > 1e-4 and torch.allclose(model.model.layers[0].mlp.gate.weight.grad, wanted, rtol=1e-3, atol=1e-6)
+    assert logits(model, inputs).isfinite().all()
