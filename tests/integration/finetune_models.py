@@ -19,18 +19,22 @@ __all__ = [
     "KINDS",
     "LENGTHS",
     "RATE",
+    "SMALL",
     "WORDS",
     "checkpoint",
     "corpus_of",
     "documents",
+    "metrics",
     "new_model",
     "options",
     "pieces",
     "plain_steps",
+    "small_run",
     "texts",
 ]
 
 WORDS = 600
+SMALL = "--seq-len 32 --batch 4 --micro-batch 2 --lr 3e-3 --warmup 2 --decay-steps 8".split()
 RATE = Cosine(3e-3, 2, 12, 0.1)
 EPS = 2.0**-24
 """Of a rounding in fp32, relative."""
@@ -111,6 +115,15 @@ def plain_steps(model: Any, windows: Windows, of: StepOptions, count: int) -> li
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def small_run(place: Path, out: Path, *more: str) -> list[str]:
+    """A command that trains the checkpoint ``place/base`` on the documents beside it."""
+    return ["train", "--model", str(place / "base"), "--data", str(place / "documents.jsonl"), *SMALL, "--out", str(out), *more]
+
+
+def metrics(out: Path) -> dict[str, Any]:
+    return json.loads((out / "metrics.json").read_text())
 
 
 transformers.logging.disable_progress_bar()

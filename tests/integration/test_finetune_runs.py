@@ -1,38 +1,25 @@
-"""``fusible train --model`` as a user calls it: results that others load, runs that go on to the bit, folders that are not overwritten."""
+"""``fusible train --model`` as a user calls it: results that others load, folders that are not overwritten, and bad command lines."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from convert_families import peft, transformers
-from finetune_models import checkpoint, documents, new_model
+from finetune_models import SMALL, checkpoint, documents, metrics, new_model, small_run
 from safetensors.torch import load_file
 
 from fusible.cli import main
 from fusible.errors import CheckpointError
 from fusible.models import from_pretrained
-from fusible.models.training import load_run, read_manifest, save_run
+from fusible.models.training import read_manifest
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")]
-
-SMALL = "--seq-len 32 --batch 4 --micro-batch 2 --lr 3e-3 --warmup 2 --decay-steps 8".split()
-WAYS = {
-    "bf16": [],
-    "delayed": ["--recipe", "delayed"],
-    "nvfp4": ["--recipe", "nvfp4"],
-    "adapters": ["--lora", "4", "--base-format", "fp8", "--recipe", "delayed"],
-}
 
 
 @pytest.fixture(scope="module")
@@ -44,84 +31,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield made
 
 
-def words(place: Path, out: Path, *more: str) -> list[str]:
-    return ["train", "--model", str(place / "base"), "--data", str(place / "documents.jsonl"), *SMALL, "--out", str(out), *more]
-
-
-def metrics(out: Path) -> dict[str, Any]:
-    return json.loads((out / "metrics.json").read_text())
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_that_is_resumed_is_to_the_bit_the_run_at_once(way: str, place: Path, tmp_path: Path) -> None:
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert main([*words(place, whole, "--steps", "6"), *WAYS[way]]) == 0
-    assert main([*words(place, parted, "--steps", "3"), *WAYS[way]]) == 0
-    assert main(["train", "--resume", str(parted), "--steps", "6"]) == 0
-    assert metrics(whole)["loss"] == metrics(parted)["loss"] and len(metrics(whole)["loss"]) == 6
-    assert metrics(whole)["held_out_loss"][-1] == metrics(parted)["held_out_loss"][-1]
-    for name in ("parameters.safetensors", "state.safetensors"):
-        assert (whole / "checkpoint" / name).read_bytes() == (parted / "checkpoint" / name).read_bytes(), name
-
-
-def test_a_run_that_was_killed_goes_on_to_the_bit(place: Path, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert main(words(place, whole, "--steps", "40")) == 0
-    program = [sys.executable, "-m", "fusible", *words(place, killed, "--steps", "40", "--save-every", "1")]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    with subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL) as run:
-        while not (killed / "checkpoint" / "training.json").exists() and run.poll() is None:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        run.kill()
-    assert run.returncode == -signal.SIGKILL and not (killed / "metrics.json").exists()
-    assert main(["train", "--resume", str(killed)]) == 0
-    assert metrics(whole)["loss"] == metrics(killed)["loss"]
-    assert (whole / "model" / "model.safetensors").read_bytes() == (killed / "model" / "model.safetensors").read_bytes()
-
-
-def test_a_state_is_whole_however_its_saving_is_cut_short(tmp_path: Path) -> None:
-    """A child saves two states by turns until it is killed; what is read is one of the two."""
-    generator = torch.Generator().manual_seed(0)
-    states = [{"a": torch.randn(3, 50000, generator=generator), "b": torch.tensor([number])} for number in range(2)]
-    states[0]["c"] = torch.arange(5, dtype=torch.uint8)
-    draw = random.Random(0)
-    save_run(tmp_path, {"number": 0}, {"x.safetensors": states[0]})
-    for _ in range(8):
-        child = os.fork()
-        if not child:
-            while True:
-                for number, state in enumerate(states):
-                    save_run(tmp_path, {"number": number}, {"x.safetensors": state})
-        time.sleep(draw.uniform(0.0, 0.05))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        manifest = read_manifest(tmp_path)
-        found = load_run(tmp_path, manifest)["x.safetensors"]
-        wanted = states[manifest["number"]]
-        assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
-    assert load_file(tmp_path / "x.safetensors").keys() >= {"a", "b"} or (tmp_path / ".saved").exists()
-
-
-@pytest.mark.parametrize("name", ["training.json", "parameters.safetensors", "state.safetensors"])
-def test_a_damaged_state_is_refused(name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert main(words(place, out, "--steps", "1")) == 0
-    path = out / "checkpoint" / name
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
-    capsys.readouterr()
-    assert main(["train", "--resume", str(out), "--steps", "2"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and name in said and "use an intact checkpoint" in said
-    path.unlink()
-    assert main(["train", "--resume", str(out), "--steps", "2"]) == 2
-
-
 def test_transformers_loads_what_was_trained(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main(words(place, out, "--steps", "2", "--eval-every", "1", "--recipe", "fp32")) == 0
+    assert main(small_run(place, out, "--steps", "2", "--eval-every", "1", "--recipe", "fp32")) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out / "model")
     tokens = transformers.AutoTokenizer.from_pretrained(out / "model")("The parameters", return_tensors="pt").input_ids
     ours = from_pretrained(out / "model")
@@ -134,7 +46,7 @@ def test_transformers_loads_what_was_trained(place: Path, tmp_path: Path) -> Non
 
 def test_peft_loads_adapters_and_merged_weights_are_written_beside(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main(words(place, out, "--steps", "4", "--lora", "2", "--merge", "--recipe", "fp32")) == 0
+    assert main(small_run(place, out, "--steps", "4", "--lora", "2", "--merge", "--recipe", "fp32")) == 0
     assert sorted(path.name for path in out.iterdir()) == ["adapter", "checkpoint", "loss.png", "metrics.json", "model"]
     tokens = torch.arange(3, 30)[None]
     theirs = peft.PeftModel.from_pretrained(new_model(), out / "adapter")
@@ -167,9 +79,9 @@ def refused(capsys: pytest.CaptureFixture[str], *given: str) -> str:
 
 def test_a_folder_with_a_run_is_not_overwritten_unless_asked(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert main(words(place, out, "--steps", "2")) == 0
+    assert main(small_run(place, out, "--steps", "2")) == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert "go on with it by --resume" in refused(capsys, *words(place, out, "--steps", "1"))
+    assert "go on with it by --resume" in refused(capsys, *small_run(place, out, "--steps", "1"))
     assert "at least the 2 steps" in refused(capsys, "train", "--resume", str(out), "--steps", "1")
     assert "as the resumed run has it" in refused(capsys, "train", "--resume", str(out), "--lr", "1")
     assert "--resume or --overwrite" in refused(capsys, "train", "--resume", str(out), "--overwrite")
@@ -177,14 +89,14 @@ def test_a_folder_with_a_run_is_not_overwritten_unless_asked(place: Path, tmp_pa
     assert "the documents and the tokenizer" in refused(capsys, "train", "--resume", str(out), "--steps", "3", "--data", str(other))
     assert "no such option" in refused(capsys, "train", "--resume", str(out), "--layers", "2")
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert main(words(place, out, "--steps", "1", "--overwrite", "--lora", "2")) == 0
+    assert main(small_run(place, out, "--steps", "1", "--overwrite", "--lora", "2")) == 0
     assert metrics(out)["steps"] == 1 and not (out / "model").exists()
     assert main(["train", "--resume", str(out), "--merge"]) == 0 and (out / "model" / "config.json").exists()
 
 
 def test_other_weights_beneath_adapters_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert main(words(place, out, "--steps", "1", "--lora", "2")) == 0
+    assert main(small_run(place, out, "--steps", "1", "--lora", "2")) == 0
     checkpoint(tmp_path / "moved")
     assert main(["train", "--resume", str(out), "--steps", "2", "--model", str(tmp_path / "moved")]) == 0
     new_model(seed=1).save_pretrained(tmp_path / "moved")
@@ -213,7 +125,7 @@ def test_bad_lines_are_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     more, sentence = BAD[case]
-    assert sentence in refused(capsys, *words(place, tmp_path / "out", "--steps", "1", *more))
+    assert sentence in refused(capsys, *small_run(place, tmp_path / "out", "--steps", "1", *more))
     assert not list(tmp_path.iterdir())
 
 
@@ -225,7 +137,7 @@ def test_options_of_models_need_a_model(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((place / "base" / "config.json").read_text())
     (tmp_path / "small.json").write_text(json.dumps({**config, "vocab_size": 512}))
-    given = words(place, tmp_path / "out", "--model", str(tmp_path / "small.json"), "--tokenizer", str(place / "base"))
+    given = small_run(place, tmp_path / "out", "--model", str(tmp_path / "small.json"), "--tokenizer", str(place / "base"))
     assert "a tokenizer of at most the model's 512 tokens" in refused(capsys, *given)
 
 
@@ -233,7 +145,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, tmp_path: Path, capsys:
     out = tmp_path / "out"
     steps = iter(range(100))
     monkeypatch.setattr("fusible.cli.training.progress.Lines.step", lambda *_: os.kill(os.getpid(), signal.SIGINT) if next(steps) == 1 else None)
-    assert main(words(place, out, "--steps", "9")) == 130
+    assert main(small_run(place, out, "--steps", "9")) == 130
     assert "Interrupted and saved after step 2 of 9" in capsys.readouterr().err
     assert read_manifest(out / "checkpoint")["record"]["loss"] and not (out / "model").exists()
     with pytest.raises(CheckpointError):

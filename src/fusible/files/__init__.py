@@ -2,7 +2,7 @@
 
 from fusible.files.json_text import parse_json
 from fusible.files.reading import map_file, read_file
-from fusible.files.writing import NewFolder, Replacement, locate, make_folder, put, refused, replace_file, replace_files
+from fusible.files.writing import NewFolder, Replacement, locate, make_folder, put, refused, replace_file, replace_files, replace_folder
 
 __all__ = [
     "NewFolder",
@@ -16,4 +16,5 @@ __all__ = [
     "refused",
     "replace_file",
     "replace_files",
+    "replace_folder",
 ]

@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["NewFolder", "Replacement", "locate", "make_folder", "put", "refused", "replace_file", "replace_files"]
+__all__ = ["NewFolder", "Replacement", "locate", "make_folder", "put", "refused", "replace_file", "replace_files", "replace_folder"]
 
 _SAVING, _SAVED = ".saving", ".saved"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -69,6 +69,13 @@ class Replacement:
     def places(folder: Path) -> tuple[Path, Path]:
         """Where valid files of ``folder`` are: ``locate`` finds one in the first, or else in the second."""
         return folder / _SAVED, folder
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[RawIOBase]:
+        """A new file, to be written to piece by piece. It is flushed to the disk where the block ends."""
+        with _telling(self.folder, name), open(self.saving / name, "xb", buffering=0) as stream:
+            yield stream
+            os.fsync(stream.fileno())
 
     def complete(self, contents: Mapping[str, bytes]) -> None:
         """Write the last files (by name), and put all in their places."""
@@ -198,6 +205,19 @@ def replace_file(path: Path, content: bytes) -> None:
             _remove(beside)
             raise
         _flush(path.parent)
+
+
+def replace_folder(folder: Path, new: Path) -> None:
+    """Put ``new``, a folder beside ``folder`` that is whole on the disk, in its place, and remove what stood there. Raises ``FileError`` where that
+    cannot be done. A process that is killed in between leaves the former one, or none: who calls this can make ``new`` again."""
+    old = folder.with_name(f".{folder.name}.old")
+    with _telling(folder.parent, folder.name):
+        shutil.rmtree(old, ignore_errors=True)
+        if os.path.lexists(folder):
+            os.replace(folder, old)
+        os.replace(new, folder)
+        _flush(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:

@@ -22,7 +22,7 @@ from fusible.cli.finetuning.run import Run
 from fusible.cli.training.checkpoint import has_checkpoint
 from fusible.cli.training.plot import smooth
 from fusible.errors import ArgumentError, expected
-from fusible.files import locate, replace_files
+from fusible.files import locate, replace_files, replace_folder
 from fusible.models.checkpoints.writing import other_files
 from fusible.models.training import has_run, merge_adapters, save_adapters
 
@@ -86,13 +86,8 @@ def _vacated(out: Path, name: str) -> Path:
 
 
 def _placed(out: Path, name: str) -> str:
-    """Put the new folder in its place. The state of the run is on the disk: where a process is killed between two lines, --resume writes it again."""
-    new, old = out / f".{name}.new", out / f".{name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if os.path.lexists(out / name):
-        os.replace(out / name, old)
-    os.replace(new, out / name)
-    shutil.rmtree(old, ignore_errors=True)
+    """Put the new folder in its place. Where a process is killed meanwhile, --resume writes it again: the state of the run is on the disk."""
+    replace_folder(out / name, out / f".{name}.new")
     return name
 
 

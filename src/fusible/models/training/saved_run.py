@@ -10,14 +10,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fusible.errors import CheckpointError, expected
-from fusible.files import Replacement, locate, map_file, parse_json, put, read_file, refused
+from fusible.files import Replacement, locate, map_file, parse_json, put, read_file
 from fusible.models.checkpoints.header import CODES, read_header
 from fusible.models.checkpoints.shard_writer import bytes_of
 
@@ -44,7 +43,7 @@ def save_run(folder: Path, said: Mapping[str, Any], tensors: Mapping[str, Mappin
     """
     replacement = Replacement(folder, MANIFEST)
     try:
-        files = {name: _written(replacement.saving / name, of_file) for name, of_file in tensors.items()}
+        files = {name: _written(replacement, name, of_file) for name, of_file in tensors.items()}
         manifest = {**said, _FILES: files}
         replacement.complete({MANIFEST: json.dumps({**manifest, _SEAL: _seal(manifest)}, indent=1, allow_nan=False).encode()})
     except BaseException:
@@ -76,23 +75,15 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _written(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def _written(replacement: Replacement, name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Write one file of safetensors and flush it to the disk; its size and SHA-256."""
     digest, size = hashlib.sha256(), 0
-    try:
-        with open(path, "xb", buffering=0) as stream:
-            for piece in file_pieces(tensors):
-                put(stream, piece)
-                digest.update(piece)
-                size += len(piece)
-            _flush(stream)
-    except OSError as error:
-        raise refused(error, str(path)) from error
+    with replacement.file(name) as stream:
+        for piece in file_pieces(tensors):
+            put(stream, piece)
+            digest.update(piece)
+            size += len(piece)
     return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def _flush(stream: RawIOBase) -> None:
-    os.fsync(stream.fileno())
 
 
 def file_pieces(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
