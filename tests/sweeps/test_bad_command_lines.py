@@ -25,6 +25,7 @@ ADAPTED = [*TRAINED[2:], "--model", "new", "--lora", "2"]
 BASES: dict[str, tuple[list[str], list[str]]] = {
     "bench": (["--quick", "--only", "casts"], []),
     "check-backend": (["--only", "gelu"], ["torch"]),
+    "evaluate": ("--text text.txt --formats bf16 --window 4 --tokens 8".split(), ["new"]),
     "generate": (["--bytes", "1"], ["trained"]),
     "info": ([], []),
     "quantize": (["--format", "fp8", "--out", "made"], ["model"]),
@@ -59,6 +60,7 @@ RIGHT = {
     ("train", "--resume", "trained"): "it is one",
     ("train", "--out", "none/none"): "folders are made",
     ("train", "--out", "é/é"): "folders are made",
+    ("evaluate", "--out"): "folders are made",
     ("quantize", "--out", "none/none"): "folders are made",
     ("quantize", "--out", "é/é"): "folders are made",
 }
@@ -121,6 +123,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     words.save("words/tokenizer.json")
     (tmp_path / "new.json").write_text(json.dumps(NEW))
     save_pretrained(from_config(NEW), "new")
+    words.save("new/tokenizer.json")
     assert main(["train", *SMALL[:-1], "trained"]) == 0
     capsys.readouterr()
     return tmp_path

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from fusible import ops
+from fusible import ops, tex
 from fusible.models.convert.pipelines import ConvertedModule
 from fusible.models.convert.swapping import Swap
 from fusible.models.convert.trying import computes, takes_one_tensor, tried
 from fusible.pytorch.engine.torch_autocast import is_in_force_on, without_torch_autocast
 from fusible.quantized import Recipe
-from fusible.tex.activations import ACTIVATIONS, GATES
+from fusible.tex.activations import ACTIVATIONS, ELEMENTWISE, GATES
 
 __all__ = ["FORMULAS", "GATED", "TITLES", "activation_swap", "find_activation", "is_like_activation"]
 
 _NAMES = re.compile(r"gelu|silu|swish|relu|activation|^act", re.IGNORECASE)
 
-FORMULAS = {
-    "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "relu": torch.relu,
-    "silu": nn.functional.silu,
-    "srelu": lambda x: torch.relu(x).square(),
-}
-"""The activations in torch, by name."""
+
+def _formula(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    function = getattr(tex, name)
+    return lambda x: function(x, None)
+
+
+FORMULAS = {row.name: _formula(row.name) for row in ELEMENTWISE}
+"""The activations as functions of a tensor, by name."""
 TITLES = {row.name: row.title for row in ACTIVATIONS if not row.options}
 GATED = {row.of: row.name for row in GATES if row.of}
 """By the name of an activation, that of the gate which multiplies by it."""

@@ -10,4 +10,4 @@ from fusible.models.families import phi as _phi
 from fusible.models.families.config import Config
 from fusible.models.families.registry import FAMILIES, blueprint_of, family
 
-__all__ = ["FAMILIES", "Config", "blueprint_of", "family"]
+__all__ = ["Config", "FAMILIES", "blueprint_of", "family"]
