@@ -32,7 +32,7 @@ def test_the_logits_in_fp32_are_those_of_transformers(family: Family) -> None:
     assert logits(fusible.convert(model), inputs).sub(reference).abs().max() < 1e-5
     report = fusible.conversion_report(model)
     assert any(layer.kind == "linear" for layer in report.converted) and any(layer.kind == "norm" for layer in report.converted)
-    assert not any(layer.kind != "activation" for layer in report.left)
+    assert {layer.kind for layer in report.left} <= {"activation", "attention"}  # an erf, and what is eager by default
     assert torch.equal(logits(fusible.convert(model, undo=True), inputs), reference)
 
 

@@ -100,7 +100,8 @@ def test_activations_are_recognised_by_their_values(module: nn.Module, name: str
     x = torch.randn(4, 3, 8)
     y = module(x)
     assert torch.allclose(fusible.convert(module)(x), y, rtol=1e-5, atol=1e-6)
-    assert len(fusible.conversion_report(module).converted) == bool(name)
+    # Those that torch computes by one kernel are Fusible's with the products around them alone.
+    assert len(fusible.conversion_report(module).converted) == isinstance(module, NewGELU)
 
 
 def test_a_layer_is_tried_on_the_cpu_whatever_the_defaults_are() -> None:

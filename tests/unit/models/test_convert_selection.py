@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -36,6 +38,18 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+def test_nothing_of_transformers_is_loaded_for_a_model_of_torchs_own() -> None:
+    program = """
+import sys, torch, fusible
+model = fusible.convert(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)), fusible.DelayedScaling())
+model(torch.ones(2, 8)).sum().backward()
+fusible.convert(model, undo=True)
+print([name for name in sys.modules if name.partition(".")[0] in ("transformers", "peft")], type(model).__name__)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["[]", "Sequential"]
 
 
 def names(layers: Any) -> set[str]:

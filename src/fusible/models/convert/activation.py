@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusible import ops, tex
 from fusible.models.convert.pipelines import ConvertedModule
@@ -16,7 +18,7 @@ from fusible.pytorch.engine.torch_autocast import is_in_force_on, without_torch_
 from fusible.quantized import Recipe
 from fusible.tex.activations import ACTIVATIONS, ELEMENTWISE, GATES
 
-__all__ = ["FORMULAS", "GATED", "TITLES", "activation_swap", "find_activation", "is_like_activation"]
+__all__ = ["FORMULAS", "GATED", "TITLES", "activation_swap", "find_activation", "is_like_activation", "is_one_kernel"]
 
 _NAMES = re.compile(r"gelu|silu|swish|relu|activation|^act", re.IGNORECASE)
 
@@ -59,6 +61,24 @@ def find_activation(module: nn.Module) -> str:
     x = torch.linspace(-7.0, 7.0, 113, dtype=torch.float32, device="cpu").view(1, 113)
     y = tried(module, x)
     return next((name for name, formula in FORMULAS.items() if computes(y, formula(x))), "")
+
+
+class _Counting(TorchDispatchMode):
+    """While open, counts the kernels that are called."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def is_one_kernel(module: nn.Module) -> bool:
+    """Whether torch computes an activation in one pass over memory, which another would not make faster."""
+    x = torch.ones(1, 8, dtype=torch.float32, device="cpu")
+    with _Counting() as counting:
+        tried(module, x)
+    return counting.count == 1
 
 
 def activation_swap(module: nn.Module, name: str, recipe: Recipe | None) -> Swap:

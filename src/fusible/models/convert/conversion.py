@@ -34,17 +34,23 @@ def convert(
     keep_high_precision: Filter | Iterable[Filter] = HIGH_PRECISION,
     undo: bool = False,
 ) -> M:
-    """Let the linear layers, norms and activations of ``model`` compute by Fusible, and give the model back. It is changed in place, in all or, where
-    this raises, in nothing.
+    """Let the linear layers, norms, activations, MLPs, experts and attention of ``model`` compute by Fusible, and give the model back. It is changed
+    in place, in all or, where this raises, in nothing.
 
     Every module and every parameter stays the object that it was: names, tied weights, optimizers, hooks, ``state_dict``, ``save_pretrained`` and
-    what asks ``isinstance(module, nn.Linear)`` go on as before. ``recipe``: how products are quantized, outside of every ``fusible.autocast``; inside
-    of one, that one's holds. Without one, nothing is quantized, and linear layers stay torch's to the bit. A model that is converted already takes
-    the new recipe. ``conversion_report(model)`` says what was converted, and why the rest was not.
+    what asks ``isinstance(module, nn.Linear)`` go on as before. ``recipe``: how products are quantized, outside of every ``fusible.autocast``;
+    inside of one, that one's holds. Without one, nothing is quantized, and linear layers stay torch's to the bit. A model that is converted already
+    takes the new recipe. ``conversion_report(model)`` says what was converted, and why the rest was not.
+
+    What is adjacent is computed together: an MLP as one pipeline, and queries, keys and values as one product. Their weights are moved to lie one
+    behind another for that. Where somebody has hooked or replaced a layer, as PEFT's LoRA does, layers are called one by one. Attention is an
+    implementation in the configuration of transformers' model, as ``set_attn_implementation`` sets one: a model that shares the configuration takes
+    it, too. Scaling states of delayed scaling are no part of ``state_dict``: ``scaling_states``. For inference,
+    ``fusible.quantize_parameters(model)`` holds weights in 8 bits alone.
 
     ``include`` and ``exclude``: the modules to look at, and those to leave alone, by name (``"mlp"`` is every module that is called so, and all
-    inside; wildcards are those of a shell) or by a function ``(name, module) -> bool``. ``keep_high_precision``: linear layers that stay as they are:
-    ``"first"`` and ``"last"``, those before and behind the repeated blocks, or the first and the last of a model without blocks; ``"router"``;
+    inside; wildcards are those of a shell) or by a function ``(name, module) -> bool``. ``keep_high_precision``: linear layers that stay as they
+    are: ``"first"`` and ``"last"``, those before and behind the repeated blocks, or the first and the last of a model without blocks; ``"router"``;
     ``"head"``; and names as above. ``undo``: give all modules their classes back. Raises ``DTypeError`` and ``ArgumentError``.
     """
     if not isinstance(model, nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation
+from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation, is_one_kernel
 from fusible.models.convert.attention import attention_swap, find_projections
 from fusible.models.convert.experts import experts_swap, is_like_experts, why_no_experts
 from fusible.models.convert.linear import linear_swap, why_no_linear
@@ -71,6 +71,8 @@ class Planner:
         if not activation:
             return "left", f"{type(module).__name__} computes none of the activations of fusible.tex"
         self._activations[name] = activation
+        if is_one_kernel(module):
+            return "left", f"{activation} is one pass by torch, too; with the products around it, it is Fusible's"
         return self._swapped(name, activation_swap(module, activation, self._recipe), f"{type(module).__name__} as {activation}")
 
     def _experts(self, name: str, module: Any, activations: dict[str, str]) -> tuple[Outcome, str]:
