@@ -18,17 +18,20 @@ using namespace simd::FUSIBLE_LEVEL;
 
 // Sums that are held, and rows of them: what a chunk is decoded to needs registers beside them.
 #if defined(FUSIBLE_SIMD_AVX512)
+template <class Decoder>
 constexpr int kSumsHeld = 16;
 constexpr int kMostRows = 8;
 #else
-constexpr int kSumsHeld = 4;
+template <class Decoder>
+constexpr int kSumsHeld = Decoder::kGroups * Decoder::kVectors > 4 ? 4 : 8;
 constexpr int kMostRows = 4;
 #endif
 
 /// KC of three rows and more: of A, all rows of so many elements stay in the first cache.
 constexpr std::int64_t kKC = 1024;
 
-constexpr int columns_of(int rows) { return kSumsHeld / rows > 8 ? 8 : kSumsHeld / rows; }
+/// Columns whose sums are held with those of so many rows.
+constexpr int columns_of(int sums, int rows) { return sums / rows > 8 ? 8 : sums / rows; }
 
 /// Brings `count` elements that lie in their own order into that of a decoder, chunk by chunk.
 template <class Decoder, class Factors>
@@ -126,7 +129,7 @@ inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t 
 
 template <class Decoder, class Factors, int kHeight>
 void multiply_rows(const FewRows& few) {
-    constexpr int kWidth = columns_of(kHeight);
+    constexpr int kWidth = columns_of(kSumsHeld<Decoder>, kHeight);
     for (int r = 0; r < kHeight; ++r)
         for (std::int64_t c = 0; c < few.cols; ++c) few.sums[r * few.sums_stride + c] = 0.0f;
     const std::int64_t kc = kHeight <= 2 ? few.k : kKC;
