@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_models import EPS, LENGTHS, RATE, checkpoint, corpus_of, new_model, options, plain_steps
+from finetune_models import EPS, LENGTHS, RATE, WORDS, checkpoint, corpus_of, new_model, options, plain_steps
 
-from fusible.errors import ArgumentError
+from fusible.errors import ArgumentError, ShapeError
 from fusible.models import LanguageModel, from_config, from_pretrained, save_pretrained
 from fusible.models.training import Cosine, StepOptions, Trainer, pack
 from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, MXFP8BlockScaling
@@ -105,3 +105,10 @@ def test_options_out_of_range_are_refused() -> None:
             options(**wrong)
     with pytest.raises(ArgumentError, match="parameters that require gradients"):
         Trainer(from_config(new_model().config.to_dict()).requires_grad_(False), pack(corpus_of(LENGTHS), 32), options())
+
+
+def test_packed_tokens_need_their_lengths() -> None:
+    model = from_config(new_model().config.to_dict())
+    with pytest.raises(ShapeError, match=r"\[batch, seq\], or \[tokens\] with seq_lens"):
+        model(torch.arange(3, 9))
+    assert model(torch.arange(3, 9), torch.tensor([2, 4])).shape == (6, WORDS)

@@ -213,9 +213,15 @@ def replace_folder(folder: Path, new: Path) -> None:
     old = folder.with_name(f".{folder.name}.old")
     with _telling(folder.parent, folder.name):
         shutil.rmtree(old, ignore_errors=True)
-        if os.path.lexists(folder):
+        moved = os.path.lexists(folder)
+        if moved:
             os.replace(folder, old)
-        os.replace(new, folder)
+        try:
+            os.replace(new, folder)
+        except OSError:
+            if moved:
+                os.replace(old, folder)
+            raise
         _flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 

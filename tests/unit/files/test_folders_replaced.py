@@ -1,0 +1,41 @@
+"""``replace_folder``, and files of a ``Replacement`` that are written piece by piece."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fusible.errors import FileError
+from fusible.files import Replacement, put, replace_folder
+
+
+def made(folder: Path, content: str) -> Path:
+    folder.mkdir()
+    (folder / "file").write_text(content)
+    return folder
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    replace_folder(place, made(tmp_path / "new", "one"))
+    made(tmp_path / ".place.old", "left by a process that was killed")
+    replace_folder(place, made(tmp_path / "new", "two"))
+    assert (place / "file").read_text() == "two" and os.listdir(tmp_path) == ["place"]
+    with pytest.raises(FileError, match="place in "):
+        replace_folder(place, tmp_path / "nothing")
+    assert (place / "file").read_text() == "two" and os.listdir(tmp_path) == ["place"]
+
+
+def test_files_of_a_replacement_are_valid_together(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    replacement = Replacement(tmp_path, "a")
+    with replacement.file("a") as stream:
+        put(stream, b"ne")
+        put(stream, b"w")
+    assert (tmp_path / "a").read_text() == "old"
+    with pytest.raises(FileError), replacement.file("a"):  # once is enough
+        pass
+    replacement.complete({"b": b"too"})
+    assert (tmp_path / "a").read_text() == "new" and (tmp_path / "b").read_text() == "too"
