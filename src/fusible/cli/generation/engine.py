@@ -9,14 +9,14 @@ import torch
 from fusible.models.generation import Sampling
 from fusible.pytorch import KVCache
 
-__all__ = ["LanguageModel", "generate"]
+__all__ = ["NextBytes", "generate"]
 
-LanguageModel = Callable[[torch.Tensor, torch.Tensor, KVCache], torch.Tensor]
+NextBytes = Callable[[torch.Tensor, torch.Tensor, KVCache], torch.Tensor]
 """``(tokens int64 [n], seq_lens int32 [sequences], cache) -> logits [sequences, vocabulary]`` of what follows the last token of each sequence."""
 
 
 def generate(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, generator: torch.Generator, cache: KVCache
+    model: NextBytes, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, generator: torch.Generator, cache: KVCache
 ) -> Iterator[list[int]]:
     """Yield one token of each sequence a step, ``count`` times. The prompts, which may differ in length, are read by one call."""
     tokens = torch.tensor([token for prompt in prompts for token in prompt])

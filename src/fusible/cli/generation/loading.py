@@ -12,7 +12,7 @@ import torch
 from fusible.cli.generation.sizes import bytes_per_token, pages_within
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.machine import available_memory, resident_memory
-from fusible.models.generation import Engine, LanguageModel, Sampling
+from fusible.models.generation import Engine, NextTokenModel, Sampling
 from fusible.models.held_formats import held_format
 from fusible.models.pretrained import from_pretrained
 from fusible.models.text import ChatTemplate, Tokenizer
@@ -30,7 +30,7 @@ class TextModel:
     """A model with what turns text into its tokens. ``config``: of ``config.json``. ``sampling``: of ``generation_config.json``."""
 
     folder: Path
-    model: LanguageModel
+    model: NextTokenModel
     tokenizer: Tokenizer
     chat: ChatTemplate | None
     config: dict[str, Any]
@@ -42,7 +42,7 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def load_language_model(folder: Path, format: str | None = None) -> LanguageModel:
+def load_language_model(folder: Path, format: str | None = None) -> NextTokenModel:
     """The model in ``folder``, its weights held in ``format``, one of ``HELD_FORMATS``; None for as they are."""
     return from_pretrained(folder) if format is None else from_pretrained(folder, held_format(format), dtype=torch.bfloat16)
 

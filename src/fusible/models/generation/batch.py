@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusible.errors import DTypeError, ShapeError, ValuesError, expected
 from fusible.models.generation.engine import Engine
-from fusible.models.generation.language_model import LanguageModel
+from fusible.models.generation.next_token_model import NextTokenModel
 from fusible.models.generation.request import Request
 from fusible.models.generation.sampling import Sampling
 
@@ -19,7 +19,7 @@ _AT_ONCE = 32
 
 
 def generate(
-    model: LanguageModel,
+    model: NextTokenModel,
     prompts: Sequence[Sequence[int]] | Tensor,
     max_tokens: int,
     sampling: Sampling | Sequence[Sampling] = Sampling(0.0),  # noqa: B008 - a frozen value

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, expected
-from fusible.models.generation.language_model import LanguageModel
+from fusible.models.generation.next_token_model import NextTokenModel
 from fusible.models.generation.request import Ended, Event, Logprobs, Request
 from fusible.models.generation.sampling import Sampler, choose_tokens
 from fusible.models.generation.slots import Slots
@@ -73,7 +73,7 @@ class Engine:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: NextTokenModel,
         *,
         sequences: int = 8,
         capacity: int | None = None,

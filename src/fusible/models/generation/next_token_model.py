@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fusible.pytorch import KVCache
 
-__all__ = ["LanguageModel"]
+__all__ = ["NextTokenModel"]
 
 
-class LanguageModel(Protocol):
+class NextTokenModel(Protocol):
     """Logits of the next token of sequences, whose keys and values are kept. ``context``: the most tokens that a sequence may have."""
 
     @property
