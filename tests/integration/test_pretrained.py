@@ -194,3 +194,31 @@ def test_quantized_weights_are_not_saved_as_if_they_were_plain(tmp_path: Path) -
     with pytest.raises(fusible.errors.ArgumentError, match="a model to save: expected plain parameters, got a Float8Tensor"):
         save_pretrained(model, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+def _as_older_files_say(name: str) -> dict[str, Any]:
+    """A config without what is its class's default, without kinds of layers, and with positions by their former names."""
+    config = reference(name).config
+    entries, usual = json.loads(config.to_json_string(use_diff=False)), json.loads(type(config)().to_json_string(use_diff=False))
+    kept = {key: value for key, value in entries.items() if value != usual.get(key) or key in ("model_type", "architectures", "dtype")}
+    rope = kept.pop("rope_parameters", None) or entries.get("rope_parameters")
+    kept.pop("layer_types", None)
+    if rope and "rope_theta" in rope:
+        kept |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    elif rope:  # of each kind of layer
+        kept |= {"rope_theta": rope["full_attention"]["rope_theta"], "rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
+        kept |= {"sliding_window_pattern": 2, "sliding_window": 4}
+    return kept
+
+
+OLDER = [name for name in DECODERS if name not in ("llama_llama3", "llama_yarn", "llama_linear")]
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_older_configs_are_read_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
+    """Which layers have windows, which heads are tied, and every default of a family, where a file says nothing of it."""
+    folder = saved(name, tmp_path)
+    (folder / "config.json").write_text(json.dumps(_as_older_files_say(name)))
+    theirs, tokens = type(reference(name)).from_pretrained(folder).eval(), drawn(2, 24)
+    with torch.no_grad():
+        close(from_pretrained(folder)(tokens), theirs(tokens).logits, FP32)

@@ -11,7 +11,7 @@ import torch
 
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.models.assembly import Read, Seeded, assembled
-from fusible.models.checkpoints import open_checkpoint, write_checkpoint
+from fusible.models.checkpoints import Checkpoint, open_checkpoint, write_checkpoint
 from fusible.models.checkpoints.checkpoint import read_config
 from fusible.models.families import Config, blueprint_of
 from fusible.models.language_model import LanguageModel
@@ -45,7 +45,8 @@ def from_pretrained(
     checkpoint = open_checkpoint(directory)
     config = {name: value for name, value in checkpoint.config.items() if not (trainable and name == _QUANTIZATION)}
     blueprint = blueprint_of(Config(config))
-    source = Read(checkpoint, _checked(dtype or _dtype_of(config)), torch.device(device), None if trainable else recipe, trainable)
+    asked = dtype or _dtype_of(config, checkpoint, blueprint.embedding)
+    source = Read(checkpoint, _checked(asked), torch.device(device), None if trainable else recipe, trainable)
     return assembled(config, blueprint, source, recipe if trainable else None)
 
 
@@ -91,8 +92,12 @@ def _entries(path: Path) -> dict[str, Any]:
     return read_config(path.parent if path.is_file() and path.name == "config.json" else path)
 
 
-def _dtype_of(config: Mapping[str, Any]) -> torch.dtype:
-    name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+def _dtype_of(config: Mapping[str, Any], checkpoint: Checkpoint, embedding: str) -> torch.dtype:
+    """What the config says; where it says nothing, what the embedding is stored in."""
+    name = config.get("dtype") or config.get("torch_dtype")
+    if name is None and embedding in checkpoint:
+        return checkpoint.tensor(embedding).dtype
+    name = name or "bfloat16"
     if name not in _DTYPES:
         raise CheckpointError(expected(f"one of {', '.join(_DTYPES)}", of="dtype of config.json", got=repr(name), do="pass dtype"))
     return _DTYPES[name]

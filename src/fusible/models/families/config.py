@@ -16,6 +16,10 @@ class Config:
     def __init__(self, entries: Mapping[str, Any]) -> None:
         self.entries = entries
 
+    def with_defaults(self, **values: Any) -> Config:
+        """The same with ``values`` for entries that are not there: files leave out what is a family's default. What is null stays so."""
+        return Config({**values, **self.entries})
+
     @property
     def model_type(self) -> str:
         return self.text("model_type")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from fusible.models.families.config import Config
 from fusible.models.families.rotary import rotary_options
 from fusible.models.parts import Activation, Attention, Blueprint, HeadNorm, Norm, Part, Product, Residual
 
-__all__ = ["Decoder", "GATES"]
+__all__ = ["Decoder", "GATES", "layer_types"]
 
 GATES: dict[str, type[nn.Module]] = {
     "gelu_new": pytorch.GeGLU,
@@ -22,6 +23,11 @@ GATES: dict[str, type[nn.Module]] = {
     "swish": pytorch.SwiGLU,
 }
 """The gate of an activation by the name that configurations have for it; ``gelu``, the form with the error function, has none here."""
+
+
+def layer_types(config: Config, slides: Callable[[int], bool]) -> list[str]:
+    """The kind of each layer, for files that were written before configurations said it: whether a layer ``slides`` is a rule of its family."""
+    return ["sliding_attention" if slides(layer) else "full_attention" for layer in range(config.size("num_hidden_layers"))]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusible.models.families.config import Config
-from fusible.models.families.decoder import Decoder
+from fusible.models.families.decoder import Decoder, layer_types
 from fusible.models.families.registry import family
 from fusible.models.parts import Blueprint, Part, Residual
 
@@ -13,6 +13,7 @@ __all__ = ["gemma", "gemma2", "gemma3"]
 @family("gemma")
 def gemma(config: Config) -> Blueprint:
     """Gemma Team 2024, arXiv:2403.08295."""
+    config = config.with_defaults(tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh", head_dim=256)
     of, blocks = Decoder(config, zero_centered=True), list[Part]()
     bias = config.flag("attention_bias")
     for layer in of.layers:
@@ -25,16 +26,22 @@ def gemma(config: Config) -> Blueprint:
 @family("gemma2")
 def gemma2(config: Config) -> Blueprint:
     """Gemma Team 2024, arXiv:2408.00118: windows in every other layer, soft caps, norms behind each half of a layer."""
+    config = config.with_defaults(
+        attn_logit_softcapping=50.0, final_logit_softcapping=30.0, layer_types=layer_types(config, lambda layer: layer % 2 == 0)
+    )
     return _normed_behind(config, normed=False)
 
 
 @family("gemma3_text")
 def gemma3(config: Config) -> Blueprint:
     """Gemma Team 2025, arXiv:2503.19786: heads of q and k are normalized, windows in most layers, with rotary positions of their own."""
-    return _normed_behind(config, normed=True)
+    config = config.with_defaults(rope_theta=1e6, rope_local_base_freq=1e4)
+    every = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
+    return _normed_behind(config.with_defaults(layer_types=layer_types(config, lambda layer: (layer + 1) % every != 0)), normed=True)
 
 
 def _normed_behind(config: Config, *, normed: bool) -> Blueprint:
+    config = config.with_defaults(tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh", sliding_window=4096, head_dim=256)
     if config.flag("use_bidirectional_attention"):
         raise config.refuse("use_bidirectional_attention", "false")
     of, blocks = Decoder(config, zero_centered=True), list[Part]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusible.models.families.config import Config
 from fusible.models.families.decoder import Decoder
+from fusible.models.families.llama import with_windows_of_qwen
 from fusible.models.families.registry import family
 from fusible.models.parts import Activation, Blueprint, Experts, Part, Product, SharedExpert
 
@@ -15,6 +16,7 @@ _GATES = {"silu": "swiglu", "swish": "swiglu", "gelu_new": "geglu", "gelu_pytorc
 @family("mixtral")
 def mixtral(config: Config) -> Blueprint:
     """Jiang et al. 2024, arXiv:2401.04088."""
+    config = config.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5)
     of, blocks = Decoder(config), list[Part]()
     for layer in of.layers:
         name = f"model.layers.{layer}"
@@ -29,6 +31,7 @@ def mixtral(config: Config) -> Blueprint:
 @family("qwen2_moe")
 def qwen2_moe(config: Config) -> Blueprint:
     """Yang et al. 2024, arXiv:2407.10671: an expert that every token takes, beside those that are chosen."""
+    config = with_windows_of_qwen(config.with_defaults(num_experts_per_tok=4))
     of, blocks = Decoder(config), list[Part]()
     inner = config.size("shared_expert_intermediate_size")
     for layer in of.layers:
@@ -48,6 +51,7 @@ def qwen2_moe(config: Config) -> Blueprint:
 @family("qwen3_moe")
 def qwen3_moe(config: Config) -> Blueprint:
     """Yang et al. 2025, arXiv:2505.09388."""
+    config = with_windows_of_qwen(config.with_defaults(num_experts_per_tok=8))
     of, blocks = Decoder(config), list[Part]()
     bias = config.flag("attention_bias")
     for layer in of.layers:

@@ -19,6 +19,8 @@ def rotary_options(config: Config, head_width: int, layer_type: str | None = Non
     given = config.part("rope_parameters")
     if given is not None and layer_type is not None and isinstance(given.entries.get(layer_type), dict):
         given = given.part(layer_type)
+    if given is None and layer_type == "sliding_attention" and config.has("rope_local_base_freq"):
+        return {"rope_base": config.number("rope_local_base_freq")}
     scaling = given if given is not None else config.part("rope_scaling")
     base = (given if given is not None and given.has("rope_theta") else config).number("rope_theta", 10000.0)
     share = (given if given is not None and given.has("partial_rotary_factor") else config).number("partial_rotary_factor", 1.0)
