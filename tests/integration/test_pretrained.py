@@ -222,3 +222,12 @@ def test_older_configs_are_read_as_transformers_reads_them(name: str, tmp_path: 
     theirs, tokens = type(reference(name)).from_pretrained(folder).eval(), drawn(2, 24)
     with torch.no_grad():
         close(from_pretrained(folder)(tokens), theirs(tokens).logits, FP32)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_window_that_nobody_asked_to_use_is_none(name: str, tmp_path: Path) -> None:
+    folder = saved(name, tmp_path)
+    (folder / "config.json").write_text(json.dumps({**_as_older_files_say(name), "sliding_window": 4}))
+    theirs, tokens = type(reference(name)).from_pretrained(folder).eval(), drawn(2, 24)
+    with torch.no_grad():
+        close(from_pretrained(folder)(tokens), theirs(tokens).logits, FP32)

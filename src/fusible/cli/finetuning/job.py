@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -16,11 +15,11 @@ from fusible.cli.finetuning.options import FinetuneOptions
 from fusible.cli.finetuning.results import check_free, discard_results, print_summary, write_results
 from fusible.cli.finetuning.run import Run, saved_options
 from fusible.cli.finetuning.setup import base_files, check_model, load_model
+from fusible.cli.folders import make_out_folder
 from fusible.cli.training.interruption import Interruption
 from fusible.cli.training.memory import PeakMemory
 from fusible.cli.training.progress import ProgressView, make_progress
-from fusible.errors import ArgumentError, FileError, expected
-from fusible.files import make_folder
+from fusible.errors import ArgumentError, expected
 from fusible.models.text import Tokenizer
 from fusible.models.training import Cosine, StepOptions, Trainer
 
@@ -38,7 +37,7 @@ def finetune(given: argparse.Namespace) -> int:
     if not goes_on and not given.overwrite:
         check_free(out)
     run = _prepared(options, resumed)
-    _make_folder(out)
+    make_out_folder(out)
     console = make_console()
     _announce(console, run)
     if not _trained(run, out, given.save_every, make_progress(console), fresh=not goes_on):
@@ -109,17 +108,6 @@ def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh
     finally:
         save()
     return done
-
-
-def _make_folder(out: Path) -> None:
-    """Make sure, before hours are spent, that results can be written."""
-    try:
-        make_folder(out)
-        writable = os.access(out, os.W_OK | os.X_OK)
-    except FileError:
-        writable = False
-    if not writable:
-        raise ArgumentError(expected("a folder that can be written", of="--out", got=str(out), do="name another"))
 
 
 def _announce(console: Console, run: Run) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from io import StringIO
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from fusible import __version__
 from fusible.cli.console import make_console
+from fusible.cli.folders import make_out_folder
 from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.interruption import Interruption
 from fusible.cli.training.layout import Saves, check_free, load_runs
@@ -25,8 +25,7 @@ from fusible.cli.training.ranks import Layout, Ranks, launched
 from fusible.cli.training.report import print_summary, run_report, write_reports
 from fusible.cli.training.text import Text, read_text
 from fusible.cli.training.trainer import Trainer
-from fusible.errors import ArgumentError, FileError, FusibleError, expected
-from fusible.files import make_folder
+from fusible.errors import ArgumentError, FusibleError, expected
 
 __all__ = ["train"]
 
@@ -68,7 +67,7 @@ def _train(given: argparse.Namespace, ranks: Ranks) -> int:
     text = read_text(options.text, options.seq_len)
     for checkpoint in checkpoints.values():
         Trainer.resumed(checkpoint, options, text)
-    _make_folder(out)
+    make_out_folder(out)
     ranks.begin(layout, _facts(options, layout, text, checkpoints))
     saves = Saves(out, options, checkpoints if goes_on else (), ranks)
     console = make_console(None if ranks.first else StringIO())
@@ -120,17 +119,6 @@ def _facts(options: TrainOptions, layout: Layout, text: Text, checkpoints: Mappi
     done = ", ".join(f"{recipe} {checkpoint.record.step}" for recipe, checkpoint in checkpoints.items()) or "none"
     versions = {"version of fusible": __version__, "version of torch": torch.__version__}
     return {**versions, **given, "layout": repr(layout), "text": text.sha256, "steps that are done": done}
-
-
-def _make_folder(out: Path) -> None:
-    """Make sure, before hours are spent, that results can be written."""
-    try:
-        make_folder(out)
-        writable = os.access(out, os.W_OK | os.X_OK)
-    except FileError:
-        writable = False
-    if not writable:
-        raise ArgumentError(expected("a folder that can be written", of="--out", got=str(out), do="name another"))
 
 
 def _run(trainer: Trainer, saves: Saves, save_every: int, progress: ProgressView, ranks: Ranks) -> bool:
