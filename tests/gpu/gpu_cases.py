@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fusible import KVCache, autocast, tex
 from fusible.quantized import Recipe
 
-__all__ = ["DEVICE", "apart", "only", "steps", "with_gpu_group"]
+__all__ = ["DEVICE", "apart", "forward", "only", "steps", "with_gpu_group"]
 
 DEVICE = torch.device("cuda")
 
@@ -71,6 +71,21 @@ def steps(
                 if p.grad is not None:
                     p -= 0.01 * p.grad
     return found
+
+
+def forward(
+    call: Callable[[nn.Module, dict[str, Any]], Any],
+    module: nn.Module,
+    make: Callable[[], dict[str, Any]],
+    recipe: Recipe | None,
+) -> list[Tensor]:
+    """Outputs of a copy of ``module`` on the GPU, in the mode of the caller."""
+    module = copy.deepcopy(module).to(DEVICE)
+    with torch.device(DEVICE):
+        arguments = {name: _there(value, DEVICE) for name, value in make().items()}
+    with autocast(enabled=recipe is not None, recipe=recipe):
+        result = call(module, arguments)
+    return [y.double().cpu() for y in (result if isinstance(result, tuple) else (result,)) if y.is_floating_point()]
 
 
 def _there(value: Any, device: torch.device) -> Any:

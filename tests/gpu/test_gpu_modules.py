@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import DEVICE, apart, only, steps, with_gpu_group
+from gpu_cases import DEVICE, apart, forward, only, steps, with_gpu_group
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "sweeps"))
@@ -39,4 +39,17 @@ def test_a_gpu_computes_what_the_cpu_does(subject: Subject, recipe: str, backend
         wanted = steps(subject.call, module, subject.arguments, RECIPES[recipe], torch.device("cpu"))
     with only(backend):
         got = steps(subject.call, module, subject.arguments, RECIPES[recipe], DEVICE)
+    assert apart(got, wanted) <= EPSILON[recipe]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_inference_mode_changes_no_number(subject: Subject, recipe: str) -> None:
+    """What is made in that mode has no version, and may not be saved for a backward pass."""
+    torch.manual_seed(1)
+    module = subject.make().eval()
+    with torch.no_grad():
+        wanted = forward(subject.call, module, subject.arguments, RECIPES[recipe])
+    with torch.inference_mode():
+        got = forward(subject.call, module, subject.arguments, RECIPES[recipe])
     assert apart(got, wanted) <= EPSILON[recipe]

@@ -200,6 +200,11 @@ def test_a_tensor_with_gaps_crosses_as_a_copy_and_what_was_written_comes_back(na
         version = out._version
         y, _, _ = tex.layernorm_fwd(x, X[0], None, 1e-5, out, None, tex.DType.kFloat32, 0, False)
         assert y is out and torch.equal(out, x) and out._version == version
+    with torch.inference_mode():
+        mine = torch.zeros(16, 64)[:, ::2]
+        tex.layernorm_fwd(wide[:, 1::2] * 1, X[0], None, 1e-5, mine, None, tex.DType.kFloat32, 0, False)
+    tex.layernorm_fwd(gaps, X[0], None, 1e-5, mine, None, tex.DType.kFloat32, 0, False)
+    assert torch.equal(mine, gaps) and mine.is_inference()
     shown = X[:1].expand(16, 32)
     native.dgelu = lambda *args: [arg.data_ptr() % 16 or arg.is_contiguous() for arg in args[:2]]  # type: ignore[attr-defined]
     assert tex.dgelu(shown, X[:, :1].expand(16, 32), None) == [True, True] and torch.equal(shown, X)

@@ -187,10 +187,14 @@ def _laid_out(x: torch.Tensor) -> torch.Tensor:
 
 
 def _write_back(original: torch.Tensor, twin: torch.Tensor) -> None:
-    """Nothing is written to a tensor that shows one element at several places. As where a kernel writes itself, autograd is told nothing."""
-    if all(stride or size <= 1 for size, stride in zip(original.shape, original.stride(), strict=True)):
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(original):  # pyright: ignore[reportPrivateImportUsage]
-            original.copy_(twin)
+    """Nothing is written to a tensor that shows one element at several places. As where a kernel writes itself, autograd is told nothing. What was
+    made in inference mode has no version, and is written to in that mode alone."""
+    if not all(stride or size <= 1 for size, stride in zip(original.shape, original.stride(), strict=True)):
+        return
+    uncounted = original.is_inference()
+    counting = torch.inference_mode() if uncounted else torch.autograd._unsafe_preserve_version_counter(original)  # pyright: ignore[reportPrivateImportUsage]
+    with torch.no_grad(), counting:
+        original.copy_(twin)
 
 
 def _ours(grouped: Any, quantizer: Any) -> Any:
