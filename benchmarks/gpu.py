@@ -1,4 +1,5 @@
-"""Steps and casts on a GPU: plain torch, Fusible on each backend that serves it there, and Transformer Engine where it is installed.
+"""Steps, casts and generation on a GPU: plain torch, Fusible on each backend that serves it there, and Transformer Engine and transformers where they
+are installed.
 
 ``python -m benchmarks.gpu [--json FILE]``; it needs a GPU.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -20,14 +23,16 @@ from torch import nn
 import fusible
 from fusible import autocast, tex
 from fusible.cli.bench.machine import describe_machine
+from fusible.models import LanguageModel, from_pretrained
+from fusible.models.held_formats import HELD_FORMATS
 from fusible.quantized import Float8CurrentScalingQuantizer, Recipe
 from fusible.tex import DType
 from fusible.tex.selection.registry import registry
 
-__all__ = ["casts", "mlp"]
+__all__ = ["casts", "decoding", "mlp"]
 
 Step = Callable[[], object]
-ROUNDS, CALLS, WARM_UP = 7, 4, 6
+ROUNDS, CALLS, WARM_UP, TOKENS = 7, 4, 6, 12
 SIZES = ((256, 256), (2048, 1024), (8192, 4096))
 """Tokens and width; the width inside is four times as much."""
 RECIPES: dict[str, Recipe | None] = {"bf16": None, "delayed": fusible.DelayedScaling(), "current": fusible.Float8CurrentScaling()}
@@ -56,6 +61,66 @@ def casts() -> list[dict[str, Any]]:
 
 def _cast(x: torch.Tensor) -> object:
     return tex.quantize(x, Float8CurrentScalingQuantizer(DType.kFloat8E4M3, torch.device("cuda")))
+
+
+def decoding() -> list[dict[str, Any]]:
+    """Milliseconds of a prompt and of a token behind it, of a Llama of 1.1 billion parameters: transformers in bf16, Fusible in each held format."""
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    }
+    config = transformers.LlamaConfig(**sizes, vocab_size=32000, tie_word_embeddings=False)
+    with torch.device("cuda"):
+        theirs: Any = transformers.LlamaForCausalLM(config)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.to(torch.bfloat16).eval().save_pretrained(folder)
+        read = {"transformers bf16": partial(_by_transformers, theirs)}
+        for name, recipe in HELD_FORMATS.items():
+            read[f"Fusible {name}"] = partial(_by_fusible, from_pretrained(folder, recipe, dtype=torch.bfloat16, device="cuda"))
+    rows = []
+    for sequences, prompt in ((1, 128), (8, 128), (1, 1024)):
+        tokens = torch.randint(3, 32000, (sequences, prompt), generator=torch.Generator().manual_seed(0)).cuda()
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in read}
+        for i in range(ROUNDS):
+            for name, generate in read.items():
+                found = generate(tokens)
+                if i > 1:
+                    times[name].append((found[0], statistics.median(found[1:])))
+        for at, what in enumerate(("prompt", "token")):
+            medians = {f"{name}_ms": 1e3 * statistics.median(pair[at] for pair in each) for name, each in times.items()}
+            rows.append({"what": f"{what} of {sequences} x {prompt}", **medians})
+    return rows
+
+
+@torch.inference_mode()
+def _by_fusible(model: LanguageModel, prompt: torch.Tensor) -> list[float]:
+    lengths = torch.full((len(prompt),), prompt.shape[1], dtype=torch.int32)
+    cache, tokens, times = model.new_cache(len(prompt), prompt.shape[1] + TOKENS), prompt.flatten(), list[float]()
+    for _ in range(TOKENS):
+        began = time.perf_counter()
+        tokens = model.next_logits(tokens, lengths, cache).argmax(-1)
+        tokens.tolist()
+        cache.advance(lengths)
+        times.append(time.perf_counter() - began)
+        lengths = torch.ones_like(lengths)
+    return times
+
+
+@torch.inference_mode()
+def _by_transformers(model: Any, prompt: torch.Tensor) -> list[float]:
+    cache, tokens, times = None, prompt, list[float]()
+    for _ in range(TOKENS):
+        began = time.perf_counter()
+        out = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, tokens = out.past_key_values, out.logits[:, -1].argmax(-1)[:, None]
+        tokens.tolist()
+        times.append(time.perf_counter() - began)
+    return times
 
 
 def _backends() -> list[str]:
@@ -128,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    results = {"machine": {**describe_machine(), "gpu": torch.cuda.get_device_name()}, "mlp": mlp(), "casts": casts()}
+    results = {"machine": {**describe_machine(), "gpu": torch.cuda.get_device_name()}, "mlp": mlp(), "casts": casts(), "decoding": decoding()}
     print(json.dumps(results, indent=2))
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")

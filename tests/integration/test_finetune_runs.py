@@ -115,6 +115,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "recipes": (["--recipe", "bf16,delayed"], "--recipe"),
     "pattern": (["--data", "none-*.txt"], "a pattern that fits files"),
     "demo": (["--hidden", "8"], "--hidden: expected no such option"),
+    "device": (["--device", "tape"], "--device: expected a device that torch has here, got 'tape'"),
     "processes": (["--tensor-parallel", "2"], "--tensor-parallel: expected no such option"),
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from tiny_language_models import BrokenModel, SlowModel, TinyModel
 from tiny_tokenizers import CHATML, save_tokenizer
 
@@ -31,7 +32,8 @@ class Loader:
     def __init__(self, model: TinyModel) -> None:
         self.model, self.asked = model, []
 
-    def __call__(self, folder: Path, format: str | None = None) -> TinyModel:
+    def __call__(self, folder: Path, format: str | None, device: torch.device) -> TinyModel:
+        assert device.type == "cpu"
         self.asked.append(format)
         return self.model
 
@@ -112,6 +114,7 @@ def test_stop_strings_and_what_the_directory_recommends(folder: Path, loader: Lo
         (("--executor", "xla"), "--executor: expected a run of 'fusible train'"),
         (("--recipe", "delayed"), "--recipe: expected a run of 'fusible train', got a Hugging Face directory"),
         (("--format", "int9"), "--format: expected one of bf16, fp8, "),
+        (("--device", "cuda:99"), "--device: expected a device that torch has here, got 'cuda:99'; name another, such as cpu."),
         (("--max-memory", "much"), "--max-memory: expected an amount of memory, got 'much'"),
         (("--max-memory", "1MB"), "the memory: expected 0.00 GiB for the keys and values of"),
         (("--max-tokens", "256"), "the tokens of a sequence: expected at most 256, the context of the model"),
@@ -125,7 +128,7 @@ def test_mistakes_are_one_sentence(folder: Path, loader: Loader, options: tuple[
 
 
 def test_options_of_directories_are_none_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for option in (("--chat",), ("--top-p", "0.5"), ("--stop", "x"), ("--max-tokens", "0"), ("--format", "x")):
+    for option in (("--chat",), ("--top-p", "0.5"), ("--stop", "x"), ("--max-tokens", "0"), ("--format", "x"), ("--device", "cpu")):
         assert main(["generate", str(tmp_path), *option]) == 2
         assert capsys.readouterr().err.startswith(f"{option[0]}: expected a Hugging Face directory")
     assert main(["serve", str(tmp_path), "--port", "0"]) == 2

@@ -14,6 +14,7 @@ import fusible
 from fusible.errors import CheckpointError
 from fusible.models import from_config, from_pretrained, save_pretrained
 from fusible.models.checkpoints import open_checkpoint
+from fusible.models.held_formats import HELD_FORMATS
 
 FP32 = 1e-5
 """Of the largest logit: two layers of width 64 round some hundred times, each by 2^-24."""
@@ -43,6 +44,26 @@ def test_logits_in_bf16_are_as_far_from_fp32_as_transformers(name: str, tmp_path
     assert found.dtype is torch.bfloat16
     # What rounds where differs (a norm's product with its weight, a gate's with its factor): as large, not the same.
     assert (found.float() - exact).norm() < 2 * theirs
+
+
+def elsewhere(model: torch.nn.Module, device: str) -> list[str]:
+    """The names of parameters and buffers of which a tensor does not lie on ``device``; of a quantized one codes and scales are looked at."""
+    names = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        parts = [tensor, *(part for part in vars(tensor).values() if isinstance(part, torch.Tensor))]
+        names += [name for part in parts if part.device.type != device]
+    return names
+
+
+@pytest.mark.parametrize("held", HELD_FORMATS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_all_of_a_model_lies_on_the_device_that_is_asked_for(name: str, held: str, tmp_path: Path) -> None:
+    """A device without memory, as every machine has it."""
+    folder = saved(name, tmp_path)
+    model = from_pretrained(folder, HELD_FORMATS[held], device="meta")
+    assert model.device.type == "meta" and elsewhere(model, "meta") == []
+    assert elsewhere(from_pretrained(folder, HELD_FORMATS[held], trainable=True, device="meta"), "meta") == []
+    assert elsewhere(from_config(folder, device="meta"), "meta") == []
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fusible import tex
 from fusible.cli.console import make_console, make_table
+from fusible.cli.devices import device_named
 from fusible.cli.lists import names_in
 from fusible.conformance import Agreement, Difference, check_backend, compare_backend, compare_module, coverage_of, markdown, read_inventory
 from fusible.conformance.table import FLOATS
@@ -30,7 +31,7 @@ def check(given: argparse.Namespace) -> int:
     """The job of ``fusible check-backend``: 1 where something is wrong, else 0."""
     functions = None if given.only is None else list(names_in(given.only, "--only"))
     dtypes = _dtypes(given.dtype)
-    _check_device(given.device)
+    device_named(given.device)
     if given.te_version is not None and not given.inventory:
         raise ArgumentError(expected("--inventory", of="--te-version", got="none", do="give both, or neither"))
     if given.inventory:
@@ -91,13 +92,6 @@ def _dtypes(text: str | None) -> list[torch.dtype] | None:
     if unknown:
         raise ArgumentError(expected(" or ".join(_DTYPES), of="--dtype", got=", ".join(unknown), do="name some of these"))
     return [_DTYPES[name] for name in names]
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
-        raise ArgumentError(expected("a device that torch has here", of="--device", got=repr(name), do="name another, such as cpu")) from None
 
 
 def show(name: str, rows: list[Agreement], console: Console) -> None:

@@ -44,10 +44,10 @@ def token_windows(tokens: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def evaluate(model: LanguageModel, reference: LanguageModel, windows: torch.Tensor) -> Quality:
-    """The quality of ``model`` beside ``reference`` on ``windows`` (``token_windows``), each read by itself."""
+    """The quality of ``model`` beside ``reference``, which is on the same device, on ``windows`` (``token_windows``), each read by itself."""
     loss = divergence = agreed = 0.0
     with torch.inference_mode():
-        for window in windows:
+        for window in windows.to(reference.device):
             inputs, targets = window[None, :-1], window[1:]
             for logits, wanted, target in _pieces(model(inputs)[0], reference(inputs)[0], targets):
                 ours, theirs = logits.double().log_softmax(-1), wanted.double().log_softmax(-1)
@@ -55,7 +55,8 @@ def evaluate(model: LanguageModel, reference: LanguageModel, windows: torch.Tens
                 divergence += F.kl_div(ours, theirs, log_target=True, reduction="sum").item()
                 agreed += (ours.argmax(-1) == theirs.argmax(-1)).sum().item()
     count = windows[:, 1:].numel()
-    return Quality(math.exp(loss / count), max(divergence / count, 0.0), agreed / count, parameter_bytes(model), _speed(model, windows[0]))
+    speed = _speed(model, windows[0].to(model.device))
+    return Quality(math.exp(loss / count), max(divergence / count, 0.0), agreed / count, parameter_bytes(model), speed)
 
 
 def _pieces(logits: torch.Tensor, wanted: torch.Tensor, targets: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -73,8 +74,8 @@ def _speed(model: LanguageModel, window: torch.Tensor) -> float:
         for _ in range(_STEPS):
             seq_lens = torch.tensor([len(tokens)], dtype=torch.int32)
             began = time.perf_counter()
-            logits = model.next_logits(tokens, seq_lens, cache)
+            tokens = model.next_logits(tokens, seq_lens, cache).argmax(-1)
+            tokens.tolist()  # as generation does; of a GPU, what was computed is waited for here
             times.append(time.perf_counter() - began)
             cache.advance(seq_lens)
-            tokens = logits.argmax(-1)
     return 1 / statistics.median(times[1:])

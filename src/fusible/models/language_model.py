@@ -54,6 +54,11 @@ class LanguageModel(nn.Module):
         """That of activations."""
         return self.embedding.weight.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.embedding.weight.device
+
     def stored_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters by the names and in the shapes that the family's checkpoints have, but for a head's weight that is the embedding's."""
         plan = self.blueprint
@@ -66,7 +71,7 @@ class LanguageModel(nn.Module):
 
     def new_cache(self, sequences: int, capacity: int, page_size: int | None = None, pages: int | None = None) -> KVCache:
         """A cache of keys and values, in the dtype of activations."""
-        return KVCache(sequences, capacity, page_size=page_size, pages=pages, dtype=self.dtype, device=self.embedding.weight.device)
+        return KVCache(sequences, capacity, page_size=page_size, pages=pages, dtype=self.dtype, device=self.device)
 
     def forward(self, tokens: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
         if tokens.dim() != 2 and (tokens.dim() != 1 or seq_lens is None):

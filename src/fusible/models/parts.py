@@ -94,10 +94,11 @@ class Norm:
     zero_centered: bool = False
 
     def made(self, weights: Weights) -> nn.Module:
-        module = self.kind(self.features, eps=self.eps, zero_centered_gamma=self.zero_centered, param_dtype=weights.dtype)
-        for name, parameter in module.named_parameters():
-            initial = 1.0 if name == "weight" and not self.zero_centered else 0.0
-            parameter.data.copy_(weights.vector([f"{self.name}.{name}"], [self.features], initial))
+        options = {"zero_centered_gamma": self.zero_centered, "param_dtype": weights.dtype, "device": "meta"}
+        module = self.kind(self.features, eps=self.eps, **options)
+        initial = {"weight": 0.0 if self.zero_centered else 1.0, "bias": 0.0}
+        names = [name for name, _ in module.named_parameters()]
+        module.load_state_dict({name: weights.vector([f"{self.name}.{name}"], [self.features], initial[name]) for name in names}, assign=True)
         return module
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -177,10 +178,12 @@ class HeadNorm:
     zero_centered: bool = False
 
     def made(self, weights: Weights) -> nn.Module:
-        options = {"groups": self.groups, "eps": self.eps, "zero_centered_gamma": self.zero_centered, "param_dtype": weights.dtype}
-        module = pytorch.QKNorm(self.heads, self.head_width, **options)
-        for parameter, name in ((module.q_weight, self.q_name), (module.k_weight, self.k_name)):
-            parameter.data.copy_(weights.vector([f"{name}.weight"], [self.head_width], 0.0 if self.zero_centered else 1.0))
+        options = {"groups": self.groups, "eps": self.eps, "zero_centered_gamma": self.zero_centered}
+        module = pytorch.QKNorm(self.heads, self.head_width, **options, param_dtype=weights.dtype, device="meta")
+        initial = 0.0 if self.zero_centered else 1.0
+        names = {"q_weight": self.q_name, "k_weight": self.k_name}
+        tensors = {own: weights.vector([f"{name}.weight"], [self.head_width], initial) for own, name in names.items()}
+        module.load_state_dict(tensors, assign=True)
         return module
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:

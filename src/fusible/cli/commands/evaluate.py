@@ -20,6 +20,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", metavar="F", default="bf16,fp8,block,mxfp8,nvfp4", help="comma-separated (default: bf16,fp8,block,mxfp8,nvfp4)")
     parser.add_argument("--window", metavar="N", type=int, default=512, help="tokens that are read at once (default: 512)")
     parser.add_argument("--tokens", metavar="N", type=int, default=8192, help="tokens of the text to read, from its begin (default: 8192)")
+    parser.add_argument("--device", metavar="D", default="cpu", help="where the model is, e.g. cuda (default: cpu)")
     parser.add_argument("--out", metavar="OUT", default=None, help="a directory to write the table to, and a plot")
     parser.add_argument("--overwrite", action="store_true", help="replace what is in OUT")
 

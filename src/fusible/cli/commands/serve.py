@@ -23,6 +23,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     number(parser, "port", "0 for any that is free", 8000)
     parser.add_argument("--name", metavar="NAME", help="what clients call the model (default: the name of DIR)")
     parser.add_argument("--format", metavar="F", help="what weights are held in: bf16, fp8, block, mxfp8 or nvfp4 (default: as they are)")
+    parser.add_argument("--device", metavar="D", default="cpu", help="where the model is, e.g. cuda (default: cpu)")
     memory = parser.add_argument_group("memory")
     number(memory, "sequences", "requests that are computed at once", 16)
     number(memory, "context", "tokens of a request, prompt and answer (default: what the model has)", None)

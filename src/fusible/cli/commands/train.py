@@ -114,6 +114,7 @@ def _of_models(parser: argparse.ArgumentParser) -> None:
     option("lora_alpha", "X", float, "their factor, times the rank", "twice the rank")
     option("lora_targets", "T[,T...]", str, "the layers that get one, by the last parts of their names", "all products of blocks")
     option("base_format", "F", str, f"what the weights beneath adapters are held in: {', '.join(BASE_FORMATS)}")
+    option("device", "D", str, "where it is computed, e.g. cuda")
     merged = "also write the model with its adapters added to its weights"
     group.add_argument("--merge", action="store_true", default=argparse.SUPPRESS, help=merged)
 

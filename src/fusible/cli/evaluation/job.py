@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from fusible.cli.console import make_console, make_table
+from fusible.cli.devices import device_named
 from fusible.cli.evaluation.plot import draw_qualities
 from fusible.cli.lists import check_names, names_in
 from fusible.errors import ArgumentError, expected
@@ -34,17 +35,18 @@ def evaluate_formats(given: argparse.Namespace) -> int:
             raise ArgumentError(expected("at least 1", of=option, got=value, do="give a larger number"))
     if given.out is not None:
         check_free(Path(given.out), given.overwrite)
+    device = device_named(given.device)
     tokenizer = Tokenizer.from_folder(given.folder)
     text = torch.tensor(tokenizer.encode(_text(Path(given.text)))[: given.tokens + 1])
     windows = token_windows(text, given.window)
-    reference = from_pretrained(given.folder, dtype=torch.bfloat16)
+    reference = from_pretrained(given.folder, dtype=torch.bfloat16, device=device)
     if given.window > reference.context:
         wanted = f"at most {reference.context}, the context of the model"
         raise ArgumentError(expected(wanted, of="--window", got=given.window, do="give a smaller one"))
     found: dict[str, Quality] = {}
     for name in names:
         recipe = HELD_FORMATS[name]
-        model = reference if recipe is None else from_pretrained(given.folder, recipe, dtype=torch.bfloat16)
+        model = reference if recipe is None else from_pretrained(given.folder, recipe, dtype=torch.bfloat16, device=device)
         found[name] = evaluate(model, reference, windows)
     show(found, f"{Path(given.folder).name}: {windows[:, 1:].numel():,} tokens in windows of {given.window}")
     if given.out is not None:

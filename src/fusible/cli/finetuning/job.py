@@ -80,7 +80,7 @@ def _prepared(options: FinetuneOptions, resumed: Path | None) -> Run:
 
 def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh: bool) -> bool:
     """Train up to ``options.steps`` and save; false where Ctrl-C cut it short. ``fresh``: the first save replaces what another left in ``out``."""
-    options, record, replaces = run.options, run.record, fresh
+    options, record, replaces, place = run.options, run.record, fresh, run.trainer.model.device
 
     def save() -> None:
         nonlocal replaces
@@ -94,7 +94,8 @@ def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh
         with PeakMemory() as memory, Interruption() as interruption:
             while run.step < options.steps and not interruption.asked:
                 progress.step(run.advance())
-                record.peak_memory_bytes = max(record.peak_memory_bytes, memory.peak)
+                taken = torch.cuda.max_memory_allocated(place) if place.type == "cuda" else memory.peak
+                record.peak_memory_bytes = max(record.peak_memory_bytes, taken)
                 if options.eval_every and run.step % options.eval_every == 0:
                     run.evaluate()
                 if save_every and run.step % save_every == 0 and run.step < options.steps:
@@ -117,4 +118,6 @@ def _announce(console: Console, run: Run) -> None:
     what = f"adapters of rank {options.lora}, {count:,} parameters," if options.lora else f"{count:,} parameters"
     console.print(f"{Path(options.model).name}: {what} on {told['training']['documents']:,} documents of {told['training']['tokens']:,} tokens.")
     work = f"{options.steps} steps of {options.batch} x {options.seq_len} tokens, {options.at_once} windows at once"
-    console.print(f"{work}, {options.recipe}, {torch.get_num_threads()} threads.")
+    place = run.trainer.model.device
+    on = f"{torch.get_num_threads()} threads" if place.type == "cpu" else f"on {place}"
+    console.print(f"{work}, {options.recipe}, {on}.")

@@ -20,8 +20,8 @@ BASE_FORMATS = ("as-is", "fp8", "block", "mxfp8", "nvfp4")
 
 _LISTS = ("data", "eval_data", "lora_targets")
 _PATHS = ("model", "tokenizer", "data", "eval_data")
-_CHANGED = (*_PATHS, "steps", "merge")
-"""What a resumed command may say anew: where its files are now, how far to go, and what to write at the end."""
+_CHANGED = (*_PATHS, "steps", "merge", "device")
+"""What a resumed command may say anew: where its files are now, how far to go, what to write at the end, and where it is computed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FinetuneOptions:
     ``eval_data``: files; without the second, the last ``eval_share`` of the tokens is held out. ``batch``: windows in a step, ``micro_batch`` of them
     at once (None: all). ``warmup``: steps; then a cosine down to ``min_lr`` times ``lr`` at ``decay_steps`` (None: the steps). ``clip``: the largest
     norm of gradients, 0 for any. ``lora``: the rank of adapters, 0 for training all parameters; ``lora_alpha`` None for twice the rank.
-    ``lora_targets``: the last parts of the names of layers, none for all products of blocks.
+    ``lora_targets``: the last parts of the names of layers, none for all products of blocks. ``device``: a name of torch's.
     """
 
     model: str
@@ -58,6 +58,7 @@ class FinetuneOptions:
     lora_targets: tuple[str, ...] = ()
     base_format: str = "as-is"
     merge: bool = False
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -193,7 +194,7 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
 
 _KIND_OF: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_LISTS, (tuple,)),
-    **dict.fromkeys(("model", "recipe", "base_format"), (str,)),
+    **dict.fromkeys(("model", "recipe", "base_format", "device"), (str,)),
     **dict.fromkeys(("eval_share", "lr", "min_lr", "weight_decay", "clip"), (float, int)),
     "tokenizer": (str, type(None)),
     "lora_alpha": (float, int, type(None)),

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fusible import models
+from fusible.cli.devices import device_named
 from fusible.cli.finetuning.options import FinetuneOptions
 from fusible.cli.training.model import RECIPES_BY_NAME
 from fusible.errors import ArgumentError, CheckpointError, expected
@@ -32,19 +33,20 @@ def check_model(options: FinetuneOptions) -> None:
 def load_model(options: FinetuneOptions, tokenizer: Tokenizer) -> LanguageModel:
     """The model with gradients for what is trained. Raises ``FusibleError`` where it cannot be loaded, or does not go with windows and tokenizer."""
     recipe, dtype = RECIPES_BY_NAME[options.recipe]
+    device = device_named(options.device)
     if options.from_config:
         entries = parse_json(read_file(options.model, error=ArgumentError, missing=ArgumentError, do="name a config.json"), of=options.model)
         if not isinstance(entries, dict):
             got = f"a {type(entries).__name__}"
             raise CheckpointError(expected("an object", of=f"--model {options.model}", got=got, do="name a config.json"))
-        model = models.from_config(entries, recipe, dtype=dtype, seed=options.seed)
+        model = models.from_config(entries, recipe, dtype=dtype, device=device, seed=options.seed)
     elif options.lora:
         held = HELD_FORMATS.get(options.base_format)
-        model = models.from_pretrained(options.model, held, dtype=dtype)
+        model = models.from_pretrained(options.model, held, dtype=dtype, device=device)
         model.recipe = recipe
         add_adapters(model, options.lora, options.alpha, options.lora_targets, seed=options.seed)
     else:
-        model = models.from_pretrained(options.model, recipe, dtype=dtype, trainable=True)
+        model = models.from_pretrained(options.model, recipe, dtype=dtype, device=device, trainable=True)
     if options.seq_len > model.context:
         wanted = f"at most {model.context}, the context of the model"
         raise ArgumentError(expected(wanted, of="--seq-len", got=options.seq_len, do="give a smaller one"))

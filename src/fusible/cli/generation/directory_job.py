@@ -35,7 +35,7 @@ def continue_prompts(given: argparse.Namespace) -> int:
     if "" in stop or not prompts or ("" in prompts and given.chat):
         of = "--stop" if "" in stop else "--prompt"
         raise ArgumentError(expected("at least one character", of=of, got="none", do="give a text"))
-    loaded = load_text_model(Path(given.folder), given.format)
+    loaded = load_text_model(Path(given.folder), given.format, given.device or "cpu")
     sampling = sampling_of(given, default_sampling(loaded.generation, _TEMPERATURE))
     tokens = [_tokens(loaded, prompt, given) for prompt in prompts]
     ends = loaded.tokenizer.stop_tokens

@@ -27,7 +27,7 @@ __all__ = ["generate_text"]
 
 _BYTES, _TEMPERATURE, _EXECUTOR = 200, 0.8, "eager"
 _OF_RUNS = ("bytes", "executor", "recipe")
-_OF_DIRECTORIES = ("chat", "system", "max_tokens", "top_p", "min_p", "repetition_penalty", "stop", "format", "max_memory")
+_OF_DIRECTORIES = ("chat", "system", "max_tokens", "top_p", "min_p", "repetition_penalty", "stop", "format", "device", "max_memory")
 
 
 def generate_text(given: argparse.Namespace) -> int:

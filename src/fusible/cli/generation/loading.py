@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fusible.cli.devices import device_named
 from fusible.cli.generation.sizes import bytes_per_token, pages_within
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.machine import available_memory, resident_memory
@@ -42,22 +43,25 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def load_language_model(folder: Path, format: str | None = None) -> NextTokenModel:
+def load_language_model(folder: Path, format: str | None = None, device: torch.device | str = "cpu") -> NextTokenModel:
     """The model in ``folder``, its weights held in ``format``, one of ``HELD_FORMATS``; None for as they are."""
-    return from_pretrained(folder) if format is None else from_pretrained(folder, held_format(format), dtype=torch.bfloat16)
+    if format is None:
+        return from_pretrained(folder, device=device)
+    return from_pretrained(folder, held_format(format), dtype=torch.bfloat16, device=device)
 
 
-def load_text_model(folder: Path, format: str | None = None) -> TextModel:
-    """All of ``folder``. What is wrong with options and small files is told first."""
+def load_text_model(folder: Path, format: str | None = None, device: str = "cpu") -> TextModel:
+    """All of ``folder``, the model on ``device``. What is wrong with options and small files is told first."""
     if format is not None:
         held_format(format)
+    place = device_named(device)
     if not is_model_folder(folder):
         got, do = "none", "name one that has a config.json, a tokenizer.json and weights"
         raise CheckpointError(expected("a Hugging Face directory", of=f"DIR {folder}", got=got, do=do))
     config, generation = read_config(folder, "config.json"), read_config(folder, "generation_config.json")
     tokenizer = Tokenizer.from_folder(folder)
     chat = ChatTemplate.from_folder(folder, tokenizer.special_tokens)
-    return TextModel(folder, load_language_model(folder, format), tokenizer, chat, config, generation)
+    return TextModel(folder, load_language_model(folder, format, place), tokenizer, chat, config, generation)
 
 
 def default_sampling(generation: Mapping[str, Any], temperature: float) -> Sampling:

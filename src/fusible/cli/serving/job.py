@@ -31,7 +31,7 @@ def serve(given: argparse.Namespace) -> int:
     server = library("uvicorn", "serve", module="fusible.cli.serving.server")
     with server.bind(given.host, given.port) as sock:  # an address that is taken is told before weights are read
         folder = Path(given.folder)
-        loaded = load_text_model(folder, given.format)
+        loaded = load_text_model(folder, given.format, given.device)
         engine = make_engine(
             loaded,
             sequences=given.sequences,

@@ -139,7 +139,8 @@ class Trainer:
 
     def _of(self, batch: PackedBatch) -> torch.Tensor:
         """The sum of the losses of a batch's tokens."""
-        return self._loss(self.model(batch.tokens, batch.seq_lens), batch.targets)
+        place = self.model.device
+        return self._loss(self.model(batch.tokens.to(place), batch.seq_lens), batch.targets.to(place))
 
     def _clip(self) -> float:
         """Scale all gradients together to a norm of at most ``clip``, and return what it was (Pascanu et al. 2013, arXiv:1211.5063)."""
