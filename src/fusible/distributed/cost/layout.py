@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 import torch
@@ -59,7 +59,7 @@ class Layout:
         """By dimension, from the one whose processes are the nearest to one another."""
         return {name: getattr(self, name) for name in ("tp", "cp", "ep", "dp_shard", "pp", "dp_replicate")}
 
-    @property
+    @cached_property
     def rewriting(self) -> Layout:
         """What of it decides how an op list is rewritten."""
         return Layout(self.tp, self.cp, sequence_parallel=self.tp > 1 and self.sequence_parallel, context=self.context)
@@ -116,6 +116,11 @@ def _made(
 def joined(architecture: Architecture, kind: BlockKind, layout: Layout) -> frozenset[int]:
     """The places, among a block's parameters, of those that processes hold in several tensors (q, k and v; a gate and what it multiplies): each pass
     makes one of these."""
+    return _joined(architecture, kind, layout.rewriting)
+
+
+@cache
+def _joined(architecture: Architecture, kind: BlockKind, layout: Layout) -> frozenset[int]:
     rewritten = _rewritten(architecture.block(kind.inner), layout) if layout.tp > 1 else []
     holdings = [holding for r in rewritten for holding in r.holdings.values()]
     return frozenset(place for place, holding in enumerate(holdings) if len(holding.parts) > 1)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from fusible.compute_pipeline import CONTEXT_PARALLEL, Sent, expert_parallel, messages_of
-from fusible.distributed.cost.architectures import Architecture, BlockKind, elements
+from fusible.distributed.cost.architectures import Architecture, BlockKind, Experts, elements
 from fusible.distributed.cost.layout import Layout, Part, plan_of
 from fusible.nvte import DType, PassKind, nvte_dtype
 from fusible.ops import CombineTokens, DispatchTokens, Op
@@ -62,13 +63,18 @@ def exchanged_with_experts(architecture: Architecture, kind: BlockKind, layout: 
     their experts, and come back."""
     if kind.experts is None or layout.ep == 1:
         return 0.0
-    ends: list[Op] = [DispatchTokens(kind.experts.count, kind.experts.chosen), CombineTokens()]
+    return _exchanged(kind.experts, architecture.hidden, layout.ep, layout.rows(tokens), dtype)
+
+
+@cache
+def _exchanged(experts: Experts, hidden: int, processes: int, rows: int, dtype: torch.dtype) -> float:
+    ends: list[Op] = [DispatchTokens(experts.count, experts.chosen), CombineTokens()]
     types = dict.fromkeys(("x_dtype", "dy_dtype", "dx_dtype"), nvte_dtype(dtype))
-    rows, nbytes = layout.rows(tokens), 0.0
-    for made in expert_parallel(ends, Process(0, layout.ep), None):
-        op = made.op.with_(x_width=architecture.hidden, **types)
+    nbytes = 0.0
+    for made in expert_parallel(ends, Process(0, processes), None):
+        op = made.op.with_(x_width=hidden, **types)
         assert isinstance(op, Communicates)
-        nbytes += sum(message.sent(layout.ep) for of in _PASSES for message in op.messages(of, rows))
+        nbytes += sum(message.sent(processes) for of in _PASSES for message in op.messages(of, rows))
         rows = op.rows_of_y(rows)
     return nbytes
 
