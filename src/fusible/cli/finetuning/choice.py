@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fusible.cli.finetuning.options import OWN
+from fusible.cli.finetuning.options import OWN, FinetuneOptions
 from fusible.cli.training.options import TrainOptions
 from fusible.errors import ArgumentError, expected
 from fusible.files import locate
@@ -33,18 +33,14 @@ def job_of(given: argparse.Namespace) -> str:
     if "model" not in values and not saved:
         for name in OWN:
             if name in values and name not in _COMMON:
-                raise ArgumentError(expected("--model with it", of=_flag(name), got="none", do="name a model, or leave it out"))
+                raise ArgumentError(expected("--model with it", of=FinetuneOptions.flag(name), got="none", do="name a model, or leave it out"))
         return _DEMO
     demo = {field.name for field in fields(TrainOptions)} - _COMMON | {"microbatches", "data_parallel"}
     wrong = [name for name in sorted(demo) if name in values] + [name for name, value in _OF_PROCESSES.items() if values.get(name, value) != value]
     if wrong:
         got, do = "it beside --model", "leave it out: it is for the model that --model is not given for"
-        raise ArgumentError(expected("no such option", of=_flag(wrong[0]), got=got, do=do))
+        raise ArgumentError(expected("no such option", of=FinetuneOptions.flag(wrong[0]), got=got, do=do))
     if WORLD_SIZE.get() > 1:
         got = f"{WORLD_SIZE.get()} processes"
         raise ArgumentError(expected("one process", of="fusible train --model", got=got, do="start it without torchrun"))
     return _MODEL
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from fusible.cli.finetuning.files import KINDS, found_files
 from fusible.cli.lists import names_in
-from fusible.cli.training.options import BLOCKS, MAX_STEPS, RECIPES
-from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.cli.run_options import RunOptions
+from fusible.cli.training.options import BLOCKS, RECIPES
+from fusible.errors import ArgumentError, expected
 
 __all__ = ["BASE_FORMATS", "FinetuneOptions", "OWN"]
 
 BASE_FORMATS = ("as-is", "fp8", "block", "mxfp8", "nvfp4")
 """What the frozen weights beneath adapters are held in: as the checkpoint has them, or in a number format."""
 
-_LISTS = ("data", "eval_data", "lora_targets")
 _PATHS = ("model", "tokenizer", "data", "eval_data")
-_CHANGED = (*_PATHS, "steps", "merge", "device")
-"""What a resumed command may say anew: where its files are now, how far to go, what to write at the end, and where it is computed."""
 
 
 @dataclass(frozen=True)
-class FinetuneOptions:
+class FinetuneOptions(RunOptions):
     """The options of a run. Two runs on one machine whose options differ in ``steps`` alone are bit-identical as long as both last.
 
     ``model``: a directory with weights, or a ``config.json`` whose model begins at random. ``tokenizer``: a directory; None: the model's. ``data``,
@@ -34,6 +32,18 @@ class FinetuneOptions:
     norm of gradients, 0 for any. ``lora``: the rank of adapters, 0 for training all parameters; ``lora_alpha`` None for twice the rank.
     ``lora_targets``: the last parts of the names of layers, none for all products of blocks. ``device``: a name of torch's.
     """
+
+    LISTS: ClassVar[tuple[str, ...]] = ("data", "eval_data", "lora_targets")
+    TYPES: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        **dict.fromkeys(("model", "recipe", "base_format", "device"), (str,)),
+        **dict.fromkeys(("eval_share", "lr", "min_lr", "weight_decay", "clip"), (float, int)),
+        "tokenizer": (str, type(None)),
+        "lora_alpha": (float, int, type(None)),
+        **dict.fromkeys(("micro_batch", "decay_steps"), (int, type(None))),
+        "merge": (bool,),
+    }
+    CHANGED: ClassVar[tuple[str, ...]] = (*_PATHS, "steps", "merge", "device")
+    """Where its files are now, how far to go, what to write at the end, and where it is computed."""
 
     model: str
     data: tuple[str, ...]
@@ -61,8 +71,7 @@ class FinetuneOptions:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _check_type(field.name, getattr(self, field.name))
+        self.check_types()
         if not self.data:
             raise ArgumentError(expected("files", of="--data", got="none", do=f"name files of {', '.join(KINDS)}"))
         self._check_numbers()
@@ -70,26 +79,16 @@ class FinetuneOptions:
         self._check_adapters()
 
     def _check_numbers(self) -> None:
-        for name in ("steps", "seq_len", "batch", "micro_batch", "decay_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(expected("at least 1", of=_flag(name), got=value, do="give a larger number"))
-        for name in ("eval_every", "warmup", "lora"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(expected("at least 0", of=_flag(name), got=getattr(self, name), do="give a larger number"))
-        if self.steps > MAX_STEPS:
-            raise ArgumentError(expected(f"at most {MAX_STEPS}", of="--steps", got=self.steps, do="give fewer, and go on in another folder"))
-        if not 0 < self.lr < math.inf:
-            raise ArgumentError(expected("a positive number", of="--lr", got=self.lr, do="give e.g. 1e-4"))
+        self.check_least(1, "steps", "seq_len", "batch", "micro_batch", "decay_steps")
+        self.check_least(0, "eval_every", "warmup", "lora")
+        self.check_range(self.steps, self.lr, self.seed)
         if self.lora_alpha is not None and not 0 < self.lora_alpha < math.inf:
             raise ArgumentError(expected("a positive number", of="--lora-alpha", got=self.lora_alpha, do="give e.g. twice the rank"))
         for name, most in (("weight_decay", math.inf), ("clip", math.inf), ("min_lr", 1.0), ("eval_share", 0.5)):
             value = getattr(self, name)
             if not (0 <= value <= most and value < math.inf):
                 wanted = "a number from 0" + (f" to {most:g}" if most < math.inf else "")
-                raise ArgumentError(expected(wanted, of=_flag(name), got=value, do="give another"))
-        if not 0 <= self.seed < 2**62:
-            raise ArgumentError(expected("a number from 0 to 2**62 - 1", of="--seed", got=self.seed, do="give another seed"))
+                raise ArgumentError(expected(wanted, of=self.flag(name), got=value, do="give another"))
 
     def _check_windows(self) -> None:
         if self.recipe not in RECIPES:
@@ -110,7 +109,7 @@ class FinetuneOptions:
         without = {"lora_alpha": None, "lora_targets": (), "base_format": "as-is", "merge": False}
         given = [name for name, value in without.items() if getattr(self, name) != value]
         if given and not self.lora:
-            raise ArgumentError(expected("--lora with it", of=_flag(given[0]), got="none", do="give --lora RANK, or leave it out"))
+            raise ArgumentError(expected("--lora with it", of=self.flag(given[0]), got="none", do="give --lora RANK, or leave it out"))
         if self.lora and self.from_config:
             got = f"the configuration {self.model}"
             raise ArgumentError(expected("a directory with weights", of="--model with --lora", got=got, do="name one, or leave --lora out"))
@@ -133,7 +132,7 @@ class FinetuneOptions:
     @classmethod
     def from_command_line(cls, given: Mapping[str, Any]) -> Self:
         """The options ``given`` on the command line, with defaults for the others. Raises ``ArgumentError`` for those that go with the demo alone."""
-        values = _read(given)
+        values = cls.read(given)
         if "data" not in values:
             raise ArgumentError(expected("--data with it", of="--model", got="none", do=f"name files of {', '.join(KINDS)}"))
         return cls(**values)._with_decay()
@@ -142,69 +141,19 @@ class FinetuneOptions:
         """With ``decay_steps`` as a number, so that a run that is resumed for more steps keeps its learning rates."""
         return self if self.decay_steps is not None else replace(self, decay_steps=self.steps)
 
-    def continued(self, given: Mapping[str, Any]) -> Self:
-        """These options for a resumed run. ``given`` may change the steps, what is written at the end, and where files are; other options may only be
-        repeated."""
-        changes = _read(given)
-        for name, value in changes.items():
-            if name not in _CHANGED and value != getattr(self, name):
-                own = getattr(self, name)
-                shown = ",".join(own) if isinstance(own, tuple) else own
-                wanted = f"{'none' if shown in ('', None) else shown}, as the resumed run has it"
-                raise ArgumentError(expected(wanted, of=_flag(name), got=given.get(name), do="leave it out"))
-        return replace(self, **changes)
-
-    def to_json(self) -> dict[str, Any]:
-        """As an object of JSON."""
-        return {**asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
-
     @classmethod
-    def from_json(cls, saved: Any) -> Self:
-        """The options of which ``to_json`` gave ``saved``. Raises ``CheckpointError`` for anything else."""
-        names = {field.name for field in fields(cls)}
-        if not isinstance(saved, dict) or set(saved) != names or not all(isinstance(saved[name], list) for name in _LISTS):
-            wanted = f"the options {', '.join(sorted(names))}"
-            raise CheckpointError(expected(wanted, of="a saved run", got="others", do="use the version that saved it"))
-        try:
-            return cls(**{**saved, **{name: tuple(saved[name]) for name in _LISTS}})
-        except ArgumentError as error:
-            raise CheckpointError(expected("legal options", of="a saved run", got=f"others ({error})", do="use an intact checkpoint")) from None
+    def read(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        values = {name: value for name, value in given.items() if name in OWN and value is not None}
+        for name in ("model", "tokenizer"):
+            if name in values:
+                values[name] = str(Path(values[name]).absolute())
+        for name in ("data", "eval_data"):
+            if name in values:
+                values[name] = found_files(values[name], cls.flag(name))
+        if "lora_targets" in values:
+            values["lora_targets"] = names_in(values["lora_targets"], "--lora-targets")
+        return values
 
 
 OWN = tuple(field.name for field in fields(FinetuneOptions))
 """The names of the options."""
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _read(given: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: value for name, value in given.items() if name in OWN and value is not None}
-    for name in ("model", "tokenizer"):
-        if name in values:
-            values[name] = str(Path(values[name]).absolute())
-    for name in ("data", "eval_data"):
-        if name in values:
-            values[name] = found_files(values[name], _flag(name))
-    if "lora_targets" in values:
-        values["lora_targets"] = names_in(values["lora_targets"], "--lora-targets")
-    return values
-
-
-_KIND_OF: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(_LISTS, (tuple,)),
-    **dict.fromkeys(("model", "recipe", "base_format", "device"), (str,)),
-    **dict.fromkeys(("eval_share", "lr", "min_lr", "weight_decay", "clip"), (float, int)),
-    "tokenizer": (str, type(None)),
-    "lora_alpha": (float, int, type(None)),
-    "micro_batch": (int, type(None)),
-    "decay_steps": (int, type(None)),
-    "merge": (bool,),
-}
-
-
-def _check_type(name: str, value: Any) -> None:
-    allowed = _KIND_OF.get(name, (int,))
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        raise ArgumentError(expected(f"a value of type {allowed[0].__name__}", of=_flag(name), got=repr(value), do="give one"))

@@ -26,8 +26,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
 
+from fusible.cli.run_options import MAX_STEPS
 from fusible.cli.training.memory import parameter_count
-from fusible.cli.training.options import MAX_STEPS, RECIPES, TrainOptions
+from fusible.cli.training.options import RECIPES, TrainOptions
 from fusible.cli.training.record import Record
 from fusible.distributed import save_sharded
 from fusible.errors import CheckpointError, expected

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from fusible.cli.lists import any_of, check_names, names_in
-from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.cli.run_options import RunOptions
+from fusible.errors import ArgumentError, expected
 
-__all__ = ["BF16_LAYERS", "BLOCKS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "MAX_STEPS", "RECIPES", "TrainOptions"]
+__all__ = ["BF16_LAYERS", "BLOCKS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "RECIPES", "TrainOptions"]
 
 RECIPES = ("bf16", "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 FP8_RECIPES = ("delayed", "current", "mxfp8", "block")
@@ -20,19 +21,12 @@ FP8_FORMATS = ("hybrid", "e4m3")
 BYTES = 256
 """The values of a byte: what is embedded, and what the model chooses among."""
 
-MAX_STEPS = 2**21
-"""A checkpoint holds the loss of each step, and is read up to 64 MiB of them."""
-
-_LISTS = ("recipes", "bf16_layers")
-_SINCE: dict[str, Any] = {"bf16_layers": [], "fp8_format": None, "experts": 0, "top_k": 2}
-"""Options that the first checkpoints lack, with the values that those runs used."""
-
 BLOCKS = {"mxfp8": 32, "nvfp4": 16}
 """The block size of a recipe. Rows and columns of every quantized matrix have to be multiples of it."""
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(RunOptions):
     """The options of a run. Two runs on one machine whose options differ in ``steps`` alone are bit-identical as long as both last.
 
     ``recipes``: names in ``RECIPES``. ``text``: a path, or None for the interpreter's documentation topics. ``bf16_layers``: names in
@@ -40,6 +34,16 @@ class TrainOptions:
     option of that name for all of ``FP8_RECIPES``. E4M3 forward and, for gradients, E5M2 (``"hybrid"``) or E4M3; None for each recipe's default.
     ``experts``: of the mixture in each transformer block, of which a byte takes ``top_k``; 0 for layers that all bytes take.
     """
+
+    LISTS: ClassVar[tuple[str, ...]] = ("recipes", "bf16_layers")
+    TYPES: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        **dict.fromkeys(("text", "fp8_format"), (str, type(None))),
+        "executor": (str,),
+        "lr": (float, int),
+    }
+    CHANGED: ClassVar[tuple[str, ...]] = ("steps", "text")
+    SINCE: ClassVar[Mapping[str, Any]] = {"bf16_layers": [], "fp8_format": None, "experts": 0, "top_k": 2}
+    FLAGS: ClassVar[Mapping[str, str]] = {"recipes": "recipe"}
 
     recipes: tuple[str, ...] = ("bf16",)
     executor: str = "eager"
@@ -59,17 +63,9 @@ class TrainOptions:
     top_k: int = 2
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _check_type(field.name, getattr(self, field.name))
-        for name in ("steps", "layers", "heads", "seq_len", "batch", "decay_steps", "top_k"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(expected("at least 1", of=_flag(name), got=getattr(self, name), do="give a larger number"))
-        if self.steps > MAX_STEPS:
-            raise ArgumentError(expected(f"at most {MAX_STEPS}", of="--steps", got=self.steps, do="give fewer, and go on in another folder"))
-        if not 0 < self.lr < float("inf"):
-            raise ArgumentError(expected("a positive number", of="--lr", got=self.lr, do="give e.g. 2e-3"))
-        if not 0 <= self.seed < 2**62:
-            raise ArgumentError(expected("a number from 0 to 2**62 - 1", of="--seed", got=self.seed, do="give another seed"))
+        self.check_types()
+        self.check_least(1, "steps", "layers", "heads", "seq_len", "batch", "decay_steps", "top_k")
+        self.check_range(self.steps, self.lr, self.seed)
         if self.hidden < 1 or self.hidden % (2 * self.heads):
             wanted = f"a multiple of twice the {self.heads} heads (rotary embeddings pair columns)"
             raise ArgumentError(expected(wanted, of="--hidden", got=self.hidden, do="change one of them"))
@@ -101,8 +97,7 @@ class TrainOptions:
             raise ArgumentError(expected(" or ".join(FP8_FORMATS), of="--fp8-format", got=repr(self.fp8_format), do="name one of these"))
 
     def _check_experts(self) -> None:
-        if self.experts < 0:
-            raise ArgumentError(expected("at least 0", of="--experts", got=self.experts, do="give a number of experts, or leave it out"))
+        self.check_least(0, "experts")
         if not self.experts:
             return
         if self.top_k > self.experts:
@@ -121,62 +116,15 @@ class TrainOptions:
     @classmethod
     def from_command_line(cls, given: Mapping[str, Any]) -> Self:
         """The options ``given`` on the command line (``recipe`` as one comma-separated string), with defaults for the others."""
-        return cls(**_read(given))
-
-    def continued(self, given: Mapping[str, Any]) -> Self:
-        """These options for a resumed run. ``given`` may change the steps and the path of the text; other options may only be repeated."""
-        changes = _read(given)
-        for name, value in changes.items():
-            if name not in ("steps", "text") and value != getattr(self, name):
-                own, got = getattr(self, name), given.get(name, given.get("recipe"))
-                own = ",".join(own) if isinstance(own, tuple) else own
-                wanted = f"{'none' if own in ('', None) else own}, as the resumed run has it"
-                raise ArgumentError(expected(wanted, of=_flag(name), got=got, do="leave it out"))
-        return replace(self, **changes)
-
-    def to_json(self) -> dict[str, Any]:
-        """As an object of JSON."""
-        return {**asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
+        return cls(**cls.read(given))
 
     @classmethod
-    def from_json(cls, saved: Any) -> Self:
-        """The options of which ``to_json`` gave ``saved``. Raises ``CheckpointError`` for anything else."""
+    def read(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         names = {field.name for field in fields(cls)}
-        if isinstance(saved, dict):
-            saved = {**_SINCE, **saved}
-        if not isinstance(saved, dict) or set(saved) != names or not all(isinstance(saved[name], list) for name in _LISTS):
-            wanted = f"the options {', '.join(sorted(names))}"
-            raise CheckpointError(expected(wanted, of="a checkpoint", got="others", do="use the version that saved it"))
-        try:
-            return cls(**{**saved, **{name: tuple(saved[name]) for name in _LISTS}})
-        except ArgumentError as error:
-            raise CheckpointError(expected("legal options", of="a checkpoint", got=f"others ({error})", do="use an intact checkpoint")) from None
-
-
-def _flag(name: str) -> str:
-    return "--recipe" if name == "recipes" else f"--{name.replace('_', '-')}"
-
-
-def _read(given: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(TrainOptions)}
-    values = {name: value for name, value in given.items() if name in names}
-    for name, said in (("recipes", "recipe"), ("bf16_layers", "bf16_layers")):
-        if said in given:
-            values[name] = names_in(given[said], _flag(name))
-    if "text" in values:
-        values["text"] = str(Path(values["text"]).absolute())
-    return values
-
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(_LISTS, (tuple,)),
-    **dict.fromkeys(("text", "fp8_format"), (str, type(None))),
-    "executor": (str,),
-    "lr": (float, int),
-}
-
-
-def _check_type(name: str, value: Any) -> None:
-    allowed = _KINDS.get(name, (int,))
-    if not isinstance(value, allowed) or isinstance(value, bool):
-        raise ArgumentError(expected(f"a value of type {allowed[0].__name__}", of=_flag(name), got=repr(value), do="give one"))
+        values = {name: value for name, value in given.items() if name in names}
+        for name in cls.LISTS:
+            if (said := cls.FLAGS.get(name, name)) in given:
+                values[name] = names_in(given[said], cls.flag(name))
+        if "text" in values:
+            values["text"] = str(Path(values["text"]).absolute())
+        return values
