@@ -51,4 +51,4 @@ def test_the_command_goes_on_from_a_prompt(tmp_path: Path, capsys: pytest.Captur
     assert main(["generate", str(folder), *options, "--format", "mxfp8"]) == 0
     assert capsys.readouterr().out.startswith("abc")
     assert main(["generate", str(folder), *options, "--format", "int3"]) == 2
-    assert "--format: expected one of bf16, fp8, block, mxfp8, nvfp4, got 'int3'" in capsys.readouterr().err
+    assert "--format: expected one of bf16, fp8, block, mxfp8, nvfp4, mxfp4, got 'int3'" in capsys.readouterr().err

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling, Recipe
+from fusible.models.checkpoints import MXFP4WeightQuantizer
+from fusible.pytorch import CustomRecipe, Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling, Recipe
+from fusible.quantized import QuantizerRole
 
 __all__ = ["HELD_FORMATS", "held_format"]
+
+
+def _mxfp4(role: QuantizerRole) -> MXFP4WeightQuantizer | None:
+    return MXFP4WeightQuantizer() if role.tensor_type == "weight" else None
+
 
 HELD_FORMATS: dict[str, Recipe | None] = {
     "bf16": None,
@@ -13,6 +20,7 @@ HELD_FORMATS: dict[str, Recipe | None] = {
     "block": Float8BlockScaling(),
     "mxfp8": MXFP8BlockScaling(),
     "nvfp4": NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True, disable_2d_quantization=True),
+    "mxfp4": CustomRecipe(qfactory=_mxfp4),
 }
 """By name the recipe whose weights are meant; None for weights as they are in bf16."""
 

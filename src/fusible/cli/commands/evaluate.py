@@ -17,7 +17,8 @@ distribution from that of the model as it is, how often the likeliest token is t
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a directory that transformers wrote: config.json, weights in safetensors, tokenizer.json")
     parser.add_argument("--text", metavar="FILE", required=True, help="a text in UTF-8")
-    parser.add_argument("--formats", metavar="F", default="bf16,fp8,block,mxfp8,nvfp4", help="comma-separated (default: bf16,fp8,block,mxfp8,nvfp4)")
+    formats = "bf16,fp8,block,mxfp8,nvfp4,mxfp4"
+    parser.add_argument("--formats", metavar="F", default=formats, help=f"comma-separated (default: {formats})")
     parser.add_argument("--window", metavar="N", type=int, default=512, help="tokens that are read at once (default: 512)")
     parser.add_argument("--tokens", metavar="N", type=int, default=8192, help="tokens of the text to read, from its begin (default: 8192)")
     parser.add_argument("--device", metavar="D", default="cpu", help="where the model is, e.g. cuda (default: cpu)")

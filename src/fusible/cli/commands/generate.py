@@ -30,7 +30,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     directories.add_argument("--min-p", metavar="X", type=float, help="choose among those that are at least X times as likely as the likeliest")
     directories.add_argument("--repetition-penalty", metavar="X", type=float, help="makes tokens that the text has less likely, above 1")
     directories.add_argument("--stop", metavar="TEXT", action="append", help="ends a text where it comes; may be given several times")
-    directories.add_argument("--format", metavar="F", help="what weights are held in: bf16, fp8, block, mxfp8 or nvfp4 (default: as they are)")
+    directories.add_argument("--format", metavar="F", help="what weights are held in: bf16, fp8, block, mxfp8, nvfp4 or mxfp4 (default: as they are)")
     directories.add_argument("--device", metavar="D", help="where the model is, e.g. cuda (default: cpu)")
     directories.add_argument("--max-memory", metavar="SIZE", help="what the process may take in all, e.g. 24GiB (default: what there is)")
     runs = parser.add_argument_group("of a run")

@@ -22,7 +22,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="HOST", default="127.0.0.1", help="the address to serve at (default: 127.0.0.1, this machine alone)")
     number(parser, "port", "0 for any that is free", 8000)
     parser.add_argument("--name", metavar="NAME", help="what clients call the model (default: the name of DIR)")
-    parser.add_argument("--format", metavar="F", help="what weights are held in: bf16, fp8, block, mxfp8 or nvfp4 (default: as they are)")
+    parser.add_argument("--format", metavar="F", help="what weights are held in: bf16, fp8, block, mxfp8, nvfp4 or mxfp4 (default: as they are)")
     parser.add_argument("--device", metavar="D", default="cpu", help="where the model is, e.g. cuda (default: cpu)")
     memory = parser.add_argument_group("memory")
     number(memory, "sequences", "requests that are computed at once", 16)

@@ -16,7 +16,7 @@ from fusible.errors import ArgumentError, expected
 
 __all__ = ["BASE_FORMATS", "FinetuneOptions", "OWN"]
 
-BASE_FORMATS = ("as-is", "fp8", "block", "mxfp8", "nvfp4")
+BASE_FORMATS = ("as-is", "fp8", "block", "mxfp8", "nvfp4", "mxfp4")
 """What the frozen weights beneath adapters are held in: as the checkpoint has them, or in a number format."""
 
 _PATHS = ("model", "tokenizer", "data", "eval_data")
