@@ -11,9 +11,12 @@ from torch.nn import Parameter
 from fusible.cli import main
 from fusible.cli.generation.engine import generate
 from fusible.cli.generation.job import load_model
+from fusible.cli.training.layout import load_runs
+from fusible.cli.training.model import ByteGPT
 from fusible.errors import ArgumentError
 from fusible.models.generation import Sampling
 from fusible.pytorch import KVCache, Linear
+from fusible.quantized import QuantizedTensor
 
 SMALL = "--steps 3 --layers 2 --hidden 32 --heads 2 --seq-len 32 --batch 2".split()
 
@@ -40,6 +43,21 @@ def test_it_goes_on_from_a_prompt_and_repeats_itself(run: Path, recipe: str, cap
     assert "40 bytes in " in report and "; weights 0." in report
     assert command(run, *options, capsys=capsys)[0] == first
     assert command(run, *options, "--seed", "1", capsys=capsys)[0] != first
+
+
+@pytest.mark.parametrize("recipe", ["block", "mxfp8", "nvfp4"])
+def test_weights_are_held_as_the_recipe_quantizes_them(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And give what they give where each call quantizes them anew."""
+    assert main(["train", "--recipe", recipe, *SMALL, "--out", str(tmp_path)]) == 0
+    model = load_model(tmp_path, None)
+    assert sum(isinstance(p, QuantizedTensor) for p in model.parameters()) == len([m for m in model.modules() if isinstance(m, Linear)])
+    text, lengths = torch.tensor(list(b"To be or not")), torch.tensor([12], dtype=torch.int32)
+    plain = ByteGPT(load_runs(tmp_path, "DIR")[1][recipe].options, recipe).eval()
+    plain.load_state_dict(load_runs(tmp_path, "DIR")[1][recipe].model)
+    with torch.inference_mode():
+        found, wanted = (of.next_bytes(text, lengths, KVCache(1, 12, dtype=of.activation)) for of in (model, plain))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2.0**-7 * wanted.abs().max().item())
+    assert command(tmp_path, "--prompt", "abc", "--bytes", "5", capsys=capsys)[0].startswith("abc")
 
 
 def test_a_run_with_layers_in_bf16_goes_on_with_their_weights_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

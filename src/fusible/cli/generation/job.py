@@ -85,12 +85,12 @@ def _check_memory(model: ByteGPT, tokens: int) -> None:
 
 
 def load_model(folder: Path, recipe: str | None, executor: str = "eager") -> ByteGPT:
-    """The model of a run. Under a recipe of one FP8 scale per tensor its weights are held in 8 bits alone."""
+    """The model of a run, its weights held as its recipe quantizes them alone."""
     checkpoint = _checkpoint(folder, recipe)
     model = ByteGPT(replace(checkpoint.options, executor=executor), checkpoint.recipe)
     model.load_state_dict(checkpoint.model)
     model.eval()
-    return quantize_parameters(model) if model.recipe.float8_per_tensor_scaling() else model
+    return model if model.recipe.high_precision() else quantize_parameters(model, recipe=model.recipe)
 
 
 def _checkpoint(folder: Path, recipe: str | None) -> Checkpoint:
