@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from fusible.compat.device_map import cuda_on_cpu
 from fusible.compat.names import install, installed, uninstall
+from fusible.compat.nvidia_files import read_checkpoint, write_checkpoint
 
-__all__ = ["cuda_on_cpu", "install", "installed", "uninstall"]
+__all__ = ["cuda_on_cpu", "install", "installed", "read_checkpoint", "uninstall", "write_checkpoint"]
