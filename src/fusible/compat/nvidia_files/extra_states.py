@@ -26,12 +26,12 @@ _IN_ORDER = ("scale_fwd", "amax_history_fwd", "scale_bwd", "amax_history_bwd")
 _ZIP = b"PK\x03\x04"
 
 
-def loaded_file(file: Any, of: str, **options: Any) -> Any:
-    """What ``torch.save`` wrote to ``file``, a path or a stream: tensors on the CPU, plain values, and stand-ins of what NVIDIA's package names.
+def loaded_file(file: Any, of: str) -> Any:
+    """What ``torch.save`` wrote to ``file``, a stream of bytes: tensors on the CPU, plain values, and stand-ins of what NVIDIA's package names.
     Raises ``CheckpointError``, and has run nothing of it."""
     try:
         with _reading, _these_alone():
-            return torch.load(file, map_location="cpu", weights_only=True, **options)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
     except Exception as error:  # a damaged file raises whatever the step that meets the damage does

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 from fusible.compat.nvidia_files.extra_states import loaded_file, present_form
 from fusible.errors import CheckpointError, expected
-from fusible.files import map_file
+from fusible.files import map_file, read_file
 
 __all__ = ["read_checkpoint"]
 
 _EXTRA = "_extra_state"
-_ZIP = b"PK\x03\x04"
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Any:
@@ -30,14 +29,13 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Any:
 
     Raises ``MissingFileError`` where there is none, and ``CheckpointError`` for a damaged file, and for one that names anything else.
     """
-    name = os.fspath(path)
-    begin = bytes(map_file(path)[:9])
-    if Path(name).suffix == ".safetensors" or begin[8:9] == b"{":
+    name, mapped = os.fspath(path), map_file(path)
+    if Path(name).suffix == ".safetensors" or mapped[8:9] == b"{":
         try:
-            return _with_present_states(load_file(name), name)
+            return _with_present_states(load(read_file(path)), name)
         except (SafetensorError, ValueError) as error:
             raise CheckpointError(expected("tensors in safetensors", of=name, got=str(error), do="use an intact checkpoint")) from error
-    return _with_present_states(loaded_file(name, name, mmap=begin.startswith(_ZIP)), name)
+    return _with_present_states(loaded_file(mapped, name), name)
 
 
 def _with_present_states(held: Any, of: str) -> Any:
