@@ -198,6 +198,13 @@ def test_experts_are_products_of_their_tokens(implementation: str, tmp_path: Pat
     check_same_files(tmp_path / "fp8", tmp_path / "again")
 
 
+@pytest.mark.parametrize("place", ["cpu", "auto"])
+def test_a_map_of_devices_changes_nothing(place: str, tmp_path: Path) -> None:
+    folder = written(tmp_path, "tiles")
+    fusible.serve_transformers_fp8()
+    assert torch.equal(logits(loaded(folder, device_map=place)), logits(loaded(folder)))
+
+
 def test_a_plain_model_is_quantized_as_it_is_loaded(tmp_path: Path) -> None:
     wanted = logits(plain(tmp_path / "plain"))
     fusible.serve_transformers_fp8()
@@ -316,6 +323,26 @@ def test_convert_takes_experts(tmp_path: Path) -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-5 * float(losses[0].abs().max()))
 
 
+def test_static_scales_of_experts_are_taken(tmp_path: Path) -> None:
+    config = transformers.Qwen3MoeConfig(hidden_size=256, moe_intermediate_size=128, num_experts=4, num_experts_per_tok=2)
+    experts = finegrained_fp8.FP8Experts(config, block_size=(128, 128), activation_scheme="static")
+    torch.manual_seed(0)
+    for name, parameter in experts.named_parameters():
+        size = 0.002 if name.endswith("activation_scale") else 0.01
+        parameter.data = torch.rand(parameter.shape) * size + size if "scale" in name else torch.randn(parameter.shape).to(parameter.dtype)
+    x, weights = torch.randn(9, 256), torch.rand(9, 2)
+    index = torch.stack([torch.arange(9) % 4, (torch.arange(9) + 1) % 4], 1)
+    fusible.serve_transformers_fp8()
+    with torch.no_grad():
+        by_hook = experts(x, index, weights)
+        fusible.serve_transformers_fp8(undo=True)
+        fusible.convert(experts)
+        plain = experts(x, index, weights)
+        fusible.convert(experts, fusible.Float8BlockScaling())
+        assert torch.equal(experts(x, index, weights), by_hook)
+    assert (by_hook - plain).norm() > 0.02 * plain.norm()  # x of up to 4 is cut at 448 scales, which are about 1.3
+
+
 def test_convert_leaves_what_no_product_takes(tmp_path: Path) -> None:
     layer = finegrained_fp8.FP8Linear(256, 128, block_size=(64, 64))
     model = fusible.convert(torch.nn.ModuleDict({"layer": layer, "other": torch.nn.Linear(4, 4)}))
@@ -330,6 +357,8 @@ def test_a_compiled_model_is_one_graph(tmp_path: Path) -> None:
     layer = model.model.layers[0].mlp
     x = torch.randn(3, 256)
     with torch.no_grad():
+        whole = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(whole(drawn()).logits, logits(model))
         assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
         fusible.convert(layer)
         assert torch.allclose(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
@@ -361,6 +390,8 @@ def test_groups_of_columns_have_a_product_each() -> None:
     size = torch.einsum("btgi,goi->btgo", x.double().abs(), whole.view(3, 128, 256).abs())
     assert bool(((y - wanted).abs() <= (256**0.5 + 4) * 2.0**-23 * size).all())
     report = fusible.conversion_report(fusible.convert(torch.nn.ModuleDict({"layer": layer, "other": torch.nn.Linear(4, 4)})))
+    elsewhere = torch.nn.ModuleDict({"layer": finegrained_fp8.FP8Linear(256, 128, block_size=(128, 128)).to("meta"), "other": torch.nn.Linear(4, 4)})
+    assert "it lies on another device" in str(fusible.conversion_report(fusible.convert(elsewhere)))
     assert "its class has a forward of its own" in {each.text for each in report.left}
 
 

@@ -17,7 +17,10 @@ __all__ = ["is_stored_fp8", "stored_fp8_swap", "stored_fp8_text", "why_no_stored
 
 
 class _StoredFP8(ConvertedModule):
-    """A module that has the weights of a checkpoint, in FP8. The recipe says whether activations are quantized, too; how, the checkpoint does."""
+    """A module that has the weights of a checkpoint, in FP8. The recipe says whether activations are quantized, too; how, the checkpoint does.
+
+    On other devices than a CPU its former class computes, which has kernels there.
+    """
 
     block_size: Any
     activation_scheme: str
@@ -35,7 +38,7 @@ class ConvertedFP8Linear(_StoredFP8):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight: Any = self.weight
-        if weight.element_size() > 1:
+        if weight.element_size() > 1 or not weight.is_cpu:
             return self.original.forward(self, input)
         held: Any = self._parameters
         y = product(input, weight, held["weight_scale_inv"], self.block_size, None, held["activation_scale"], quantize=self._quantize)
@@ -50,6 +53,8 @@ class ConvertedFP8Experts(_StoredFP8):
     has_gate: bool
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        if not hidden_states.is_cpu:
+            return self.original.forward(self, hidden_states, top_k_index, top_k_weights)
         top_k, experts = top_k_index.shape[-1], top_k_index.reshape(-1)
         order = experts.argsort(stable=True)
         sizes = experts.clamp(max=self.num_experts).bincount(minlength=self.num_experts + 1).tolist()[:-1]
@@ -81,6 +86,8 @@ def why_no_stored_fp8(module: Any) -> str:
     named = _named(module)
     if named is not None and "forward" in vars(type(module)) and type(module).__name__ != named:
         return "its class has a forward of its own"
+    if not all(weight is None or weight.is_cpu for weight in module._parameters.values()):
+        return "it lies on another device than a CPU, where transformers has kernels"
     for name, weight in module._parameters.items():
         scale = module._parameters.get(f"{name}_scale_inv")
         if weight is None or scale is None:
