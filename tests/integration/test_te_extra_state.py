@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from te_client import package, recipe_for
+from te_client import package
+from te_states import MODULES, stepped
 
-import fusible
 from fusible.compat import te_modules
 from fusible.compat.nvidia_state import read_state
 from fusible.errors import CheckpointError
 
-SIZE, OPTIONS = 32, {"amax_history_len": 4, "margin": 1}
-MODULES: dict[str, tuple[Any, ...]] = {
-    "Linear": (SIZE, 64),
-    "LayerNormLinear": (SIZE, 64),
-    "LayerNormMLP": (SIZE, 64),
-    "GroupedLinear": (2, SIZE, 64),
-    "TransformerLayer": (SIZE, 64, 4),
-}
 EACH = pytest.mark.parametrize("name", MODULES)
 
 
@@ -36,24 +28,6 @@ def te() -> Iterator[Any]:
 def made(of: Any, name: str) -> torch.nn.Module:
     options = {"hidden_dropout": 0.0, "attention_dropout": 0.0} if name == "TransformerLayer" else {}
     return getattr(of, name)(*MODULES[name], **options)
-
-
-def stepped(te: Any, module: torch.nn.Module, step: int, backward: bool = True) -> torch.Tensor:
-    """The output of a training step by the recipe of the module's own package; inputs grow, so that scales change."""
-    torch.manual_seed(step)
-    x = torch.randn(SIZE, SIZE) * 2**step
-    if isinstance(module, te.TransformerLayer | te_modules.TransformerLayer):
-        x = x.view(SIZE // 2, 2, SIZE)
-    if isinstance(module, te.TransformerLayer) or type(module).__module__.startswith("transformer_engine"):
-        context: Any = te.autocast(recipe=recipe_for(te, "delayed", **OPTIONS))
-    else:
-        context = fusible.autocast(recipe=fusible.DelayedScaling(**OPTIONS))
-    extra = ([SIZE // 2, SIZE // 2],) if "Grouped" in type(module).__name__ else ()
-    with context:
-        y = module(x, *extra)
-    if backward:
-        y.float().square().mean().backward()
-    return y.detach()
 
 
 def trained(te: Any, name: str) -> tuple[torch.nn.Module, torch.nn.Module]:

@@ -13,10 +13,10 @@ import math
 import pickle
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from fusible.compat.finder import after
 from fusible.errors import CheckpointError, expected
 from fusible.quantized import DelayedScaling
 
-__all__ = ["Recipe", "patch_pickle", "patch_state", "read_pickled_state", "read_state", "write_state"]
+__all__ = ["Recipe", "UnknownRecord", "patch_pickle", "patch_state", "read_pickled_state", "read_state", "write_state"]
 
 _RECIPES = "transformer_engine.common.recipe"
 _RECORDS = (
@@ -102,37 +102,48 @@ class _Reader(_Unpickler):
     dispatch[pickle.EXT1[0]] = dispatch[pickle.EXT2[0]] = dispatch[pickle.EXT4[0]] = load_extension
 
 
-class _UnknownClass:
-    """Stands for a recipe or a format of the package; nothing is read from it."""
+class UnknownRecord:
+    """Stands for a recipe or a format of the package, by what a pickle says of it: the ``arguments`` that it is made with, its ``fields``, and the
+    ``member`` of an enumeration that it is."""
 
-    def __new__(cls, *arguments: Any) -> _UnknownClass:
-        return super().__new__(cls)
+    arguments: tuple[Any, ...] = ()
+    fields: Mapping[str, Any] = MappingProxyType({})
+    member: str | None = None
+
+    def __new__(cls, *arguments: Any) -> UnknownRecord:
+        made = super().__new__(cls)
+        made.arguments = arguments
+        return made
 
 
-def _unknown_member(of: Any, name: Any) -> _UnknownClass:
+def _unknown_member(of: Any, name: Any) -> UnknownRecord:
     """``_member`` where the enumeration need not be there."""
-    if of is not _UnknownClass or not isinstance(name, str):
+    if of is not UnknownRecord or not isinstance(name, str):
         raise _refused("builtins.getattr")
-    return _UnknownClass()
+    made = UnknownRecord()
+    made.member = name
+    return made
 
 
 class _PickleReader(_Reader):
-    """A reader that needs none of the package's classes: it puts ``_UnknownClass`` in the place of recipes."""
+    """A reader that needs none of the package's classes: it puts ``UnknownRecord`` in the place of recipes."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Reader.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == _RECIPES and name in _RECORDS:
-            self._given.append(_UnknownClass)
-            return _UnknownClass
+            self._given.append(UnknownRecord)
+            return UnknownRecord
         if (module, name) == ("builtins", "getattr"):
             self._given.append(_unknown_member)
             return _unknown_member
         return super().find_class(module, name)
 
     def load_build(self) -> None:
-        if isinstance(self.stack[-2], _UnknownClass):
-            self.stack.pop()
+        if isinstance(self.stack[-2], UnknownRecord):
+            state = self.stack.pop()
+            if isinstance(state, dict):
+                self.stack[-1].fields = state
         else:
             super().load_build()
 
@@ -140,7 +151,7 @@ class _PickleReader(_Reader):
 
 
 def read_pickled_state(data: bytes) -> Any:
-    """``read_state`` where the package need not be there, without the recipes."""
+    """``read_state`` where the package need not be there: of recipes it gives an ``UnknownRecord``."""
     return _read(_PickleReader, data)
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fusible.errors import CheckpointError, expected
-from fusible.models.checkpoints import Checkpoint
 from fusible.models.joining import joined_rows
 from fusible.models.language_model import LanguageModel
 from fusible.models.parts import Blueprint, Weights
+from fusible.models.transformer_engine import Stored
 from fusible.pytorch import Recipe, Sequential, quantize_parameters
 from fusible.quantized import QuantizedTensor
 
@@ -54,7 +54,7 @@ def assembled(config: Mapping[str, Any], blueprint: Blueprint, source: Source, r
 class Read:
     """The parameters of a checkpoint, whose shapes are checked. What is one tensor there, of the dtype asked for, stays where it lies in the file."""
 
-    checkpoint: Checkpoint
+    checkpoint: Stored
     dtype: torch.dtype
     device: torch.device
     recipe: Recipe | None

@@ -15,6 +15,7 @@ from fusible.models.checkpoints import Checkpoint, open_checkpoint, write_checkp
 from fusible.models.checkpoints.checkpoint import read_config
 from fusible.models.families import Config, blueprint_of
 from fusible.models.language_model import LanguageModel
+from fusible.models.transformer_engine import OfTransformerEngine, is_of_transformer_engine
 from fusible.pytorch import Recipe
 from fusible.quantized import QuantizedTensor
 
@@ -37,7 +38,7 @@ def from_pretrained(
     ``dtype``: of activations, and of parameters that are not quantized; None for the checkpoint's. ``recipe``: the weights of the blocks' products
     are held as its number format alone, and activations stay in ``dtype``; the head, norms, routers and experts stay as they are. Weights that the
     checkpoint has quantized stay what they are, but for those of experts, which become ``dtype``. ``trainable``: parameters are of ``dtype``, get
-    gradients, and the model computes under ``recipe``.
+    gradients, and the model computes under ``recipe``. Decoder layers may be those of ``te.TransformerLayer`` (``from_transformer_engine``).
 
     Raises ``CheckpointError`` for a family that is not known, for entries of the configuration that it is not made with, and for parameters that are
     missing or of other shapes; ``FileError`` for what cannot be read.
@@ -46,8 +47,12 @@ def from_pretrained(
     config = {name: value for name, value in checkpoint.config.items() if not (trainable and name == _QUANTIZATION)}
     blueprint = blueprint_of(Config(config))
     asked = dtype or _dtype_of(config, checkpoint, blueprint.embedding)
-    source = Read(checkpoint, _checked(asked), torch.device(device), None if trainable else recipe, trainable)
-    return assembled(config, blueprint, source, recipe if trainable else None)
+    theirs = OfTransformerEngine.of(checkpoint, config) if is_of_transformer_engine(checkpoint.names) else None
+    source = Read(theirs or checkpoint, _checked(asked), torch.device(device), None if trainable else recipe, trainable)
+    model = assembled(config, blueprint, source, recipe if trainable else None)
+    if theirs is not None:
+        theirs.check_read()
+    return model
 
 
 def from_config(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import save as save_tensors
 
-from fusible.compat.nvidia_state import Recipe, read_pickled_state, write_state
+from fusible.compat.nvidia_files.extra_states import extra_state, is_stateless, present_form
+from fusible.compat.nvidia_state import Recipe, write_state
 from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError, expected
 from fusible.pytorch.engine.scaling import ScalingOwner
@@ -48,7 +49,9 @@ class DelayedExtraState(StatefulModule):
         super()._rename(state_dict, prefix)
         extra = state_dict.get(f"{prefix}{_EXTRA}")
         if not is_empty(extra):
-            state_dict[f"{prefix}{_STATE}"] = _read(extra, self._runner().scaling.layout, type(self).__name__)
+            saved = _read(extra, self._runner().scaling.layout, type(self).__name__)
+            if saved is not None:
+                state_dict[f"{prefix}{_STATE}"] = saved
             del state_dict[f"{prefix}{_EXTRA}"]
 
 
@@ -63,11 +66,8 @@ class WithExtraState:
 
     def set_extra_state(self, state: Any) -> None:
         """Raises ``CheckpointError`` for what is no state of the package's."""
-        if is_empty(state):
-            self._extra = None
-        else:
-            _checked(state, type(self).__name__)
-            self._extra = state.detach().to("cpu", copy=True)
+        of = _of(type(self).__name__)
+        self._extra = None if is_empty(state) or is_stateless(extra_state(state, of)) else present_form(state, of).detach().to("cpu", copy=True)
 
 
 def _places(slots: Sequence[str], size: int, kinds: Mapping[str, int]) -> list[int]:
@@ -97,32 +97,35 @@ def _written(owner: ScalingOwner) -> torch.Tensor:
     return write_state({**state, "extra_fp8_variables": variables, _OWN: saved})
 
 
-def _read(extra: Any, layout: StateLayout, module: str) -> torch.Tensor:
-    """The state in the form that ``ScalingOwner.load`` takes, read from an extra state that the package or Fusible wrote."""
-    state = _checked(extra, module)
+def _read(extra: Any, layout: StateLayout, module: str) -> torch.Tensor | None:
+    """The state in the form that ``ScalingOwner.load`` takes, read from an extra state that the package, of any version, or Fusible wrote; None where
+    it has none of delayed scaling."""
+    of = _of(module)
+    state = extra_state(extra, of)
     if isinstance(state, dict) and isinstance(state.get(_OWN), torch.Tensor):
         return state[_OWN]
+    if is_stateless(state):
+        return None
     tensors: dict[str, torch.Tensor] = {"open": torch.tensor([False])}
     try:
         variables = state["extra_fp8_variables"]
         for name, short, size, kinds in _PASSES:
+            held = state[f"scale_{short}"]
+            if held.numel() == (size - 1) * len(layout.backward):  # old versions have none for outputs
+                size -= 1
             places = _places(getattr(layout, name), size, kinds)
             largest = float(variables.get(f"fp8_max_{short}", 448.0 if short == "fwd" else 57344.0))
-            tensors[f"{name}.scale"] = state[f"scale_{short}"][places].contiguous()
+            tensors[f"{name}.scale"] = held[places].contiguous()
             tensors[f"{name}.amax_history"] = state[f"amax_history_{short}"][:, places].contiguous()
             tensors[f"{name}.fp8_dtype"] = torch.tensor([_format(largest)])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         do = "use an intact checkpoint, or load it with strict=False"
-        raise CheckpointError(expected("scales and amaxes", of=f"the _extra_state of {module}", got=f"otherwise ({error!r})", do=do)) from error
+        raise CheckpointError(expected("scales and amaxes", of=of, got=f"otherwise ({error!r})", do=do)) from error
     return torch.frombuffer(bytearray(save_tensors(tensors)), dtype=torch.uint8)
 
 
-def _checked(extra: Any, module: str) -> Any:
-    """The unpickled extra state. Raises ``CheckpointError`` for what is no uint8 tensor."""
-    if not isinstance(extra, torch.Tensor) or extra.dtype != torch.uint8:
-        do = "load it by NVIDIA's package and save it anew, or with strict=False"
-        raise CheckpointError(expected("a uint8 tensor", of=f"the _extra_state of {module}", got=type(extra).__name__, do=do))
-    return read_pickled_state(extra.cpu().numpy().tobytes())
+def _of(module: str) -> str:
+    return f"the _extra_state of {module}"
 
 
 def _format(largest: float) -> int:

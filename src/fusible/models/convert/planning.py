@@ -16,10 +16,13 @@ from fusible.models.convert.norm import find_norm, is_like_norm, norm_swap
 from fusible.models.convert.report import Layer, Outcome
 from fusible.models.convert.scaled_products import TEXT, attention_configs, why_no_attention
 from fusible.models.convert.selection import Filter, Selection, is_like_linear, kept_in_high_precision
+from fusible.models.convert.stored_fp8 import is_stored_fp8, stored_fp8_swap, stored_fp8_text, why_no_stored_fp8
 from fusible.models.convert.swapping import Swap, Swapped
 from fusible.quantized import Recipe
 
 __all__ = ["Planner"]
+
+_STORED = "FP8 weight"
 
 
 class Planner:
@@ -51,15 +54,23 @@ class Planner:
         why = self._selection.why_not(name, module) or ("its forward is exchanged, as by a hook of accelerate" if "forward" in vars(module) else "")
         if why:
             found[name] = Layer(name, kind, "left", why)
-        elif name in self._kept:
+        elif name in self._kept and kind == "linear":
             found[name] = Layer(name, kind, "kept", self._kept[name])
         else:
-            outcome, text = {"linear": self._linear, "norm": self._norm, "activation": self._activation}[kind](name, module)
-            found[name] = Layer(name, kind, outcome, text)
+            by_kind = {"linear": self._linear, "norm": self._norm, "activation": self._activation, _STORED: self._stored}
+            found[name] = Layer(name, kind, *by_kind[kind](name, module))
 
     def _linear(self, name: str, module: nn.Module) -> tuple[Outcome, str]:
         wrong = why_no_linear(module)
         return ("left", wrong) if wrong else self._swapped(name, linear_swap(module, self._recipe), _sizes(module))
+
+    def _stored(self, name: str, module: nn.Module) -> tuple[Outcome, str]:
+        """It is in 8 bits whatever is asked for, and is computed by itself: nothing that is adjacent can lie behind its weights."""
+        wrong = why_no_stored_fp8(module)
+        if wrong:
+            return "left", wrong
+        self.swaps.append(stored_fp8_swap(module, self._recipe))
+        return "converted", stored_fp8_text(module)
 
     def _norm(self, name: str, module: nn.Module) -> tuple[Outcome, str]:
         norm = find_norm(module)
@@ -116,6 +127,8 @@ class Planner:
 
 def _kind(module: nn.Module) -> str:
     """What kind of layer a module looks like; empty where Fusible has none of the kind."""
+    if is_stored_fp8(module):
+        return _STORED
     if is_like_linear(module):
         return "linear"
     if is_like_norm(module):
