@@ -9,6 +9,7 @@ from torch import nn
 
 from fusible.errors import ArgumentError, DTypeError, check_switch, expected
 from fusible.models.convert.attention import ConvertedAttention
+from fusible.models.convert.experts import ConvertedExperts
 from fusible.models.convert.mlp import ConvertedMLP
 from fusible.models.convert.pipelines import ConvertedModule
 from fusible.models.convert.planning import Planner
@@ -84,11 +85,16 @@ def convert(
 
 
 def conversion_report(model: nn.Module) -> Report:
-    """What the latest ``convert`` of a model, or of one inside it, did. Raises ``ArgumentError`` where there was none."""
-    found = next((vars(module)[_REPORT] for module in model.modules() if _REPORT in vars(module)), None)
+    """What the latest ``convert`` of a model, or of one inside it, did. Raises ``ArgumentError`` where there was none.
+
+    A stack of experts that its own class computes, unquantized, is among those that are left, with the reason: what is known of it when it is
+    converted, or of its latest call.
+    """
+    found = next((module for module in model.modules() if _REPORT in vars(module)), None)
     if found is None:
         raise ArgumentError(expected("a model that fusible.convert converted", of="conversion_report", got="another", do="convert it first"))
-    return found
+    report: Report = vars(found)[_REPORT]
+    return report.with_left({name: one.fell_back for name, one in found.named_modules() if isinstance(one, ConvertedExperts) and one.fell_back})
 
 
 def _undone(model: M, recipe: Recipe | None) -> M:
