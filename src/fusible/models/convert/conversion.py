@@ -75,6 +75,8 @@ def convert(
         for one in plan.swaps:
             if isinstance(one.module, ConvertedMLP | ConvertedAttention):
                 one.module.join()
+        for relay in plan.relays:
+            relay.link()
     except BaseException:
         restore((one.module for one in plan.swaps), attention_writes(plan.configs, undo=True))
         raise
