@@ -47,7 +47,8 @@ def convert(
     behind another for that. Where somebody has hooked or replaced a layer, as PEFT's LoRA does, layers are called one by one. Attention is an
     implementation in the configuration of transformers' model, as ``set_attn_implementation`` sets one: a model that shares the configuration takes
     it, too. Scaling states of delayed scaling are no part of ``state_dict``: ``scaling_states``. For inference,
-    ``fusible.quantize_parameters(model)`` holds weights in 8 bits alone.
+    ``fusible.quantize_parameters(model)`` holds weights in 8 bits alone, and in a block of ``fusible.frozen_weights()`` they are not read at each
+    call to see whether they have changed.
 
     ``include`` and ``exclude``: the modules to look at, and those to leave alone, by name (``"mlp"`` is every module that is called so, and all
     inside; wildcards are those of a shell) or by a function ``(name, module) -> bool``. ``keep_high_precision``: linear layers that stay as they
