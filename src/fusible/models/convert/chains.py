@@ -11,11 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusible.models.convert.activation import FORMULAS
-from fusible.models.convert.relay import Relay
+from fusible import ops
+from fusible.models.convert.activation import FORMULAS, TITLES
+from fusible.models.convert.linear import BoundParts, linear_ops
+from fusible.models.convert.relay import Relay, RelayedActivation
+from fusible.models.convert.swapping import Swap
 from fusible.models.convert.trying import computes, draw
+from fusible.quantized import Recipe
 
-__all__ = ["Chain", "find_chain"]
+__all__ = ["Chain", "find_chain", "relay_swap"]
 
 _WIDTH, _INNER = 5, 7
 _RESULTS = (2, 1, 3)
@@ -128,3 +132,10 @@ def _inside(module: nn.Module, prefix: str, steps: Mapping[str, nn.Module], resu
             yield own, nn.Dropout(child.p).train(training)
         elif child is not None:
             yield own, _Stub(results if any(isinstance(inner, nn.Linear) for inner in child.modules()) else 1)
+
+
+def relay_swap(relay: Relay, activation: str, recipe: Recipe | None) -> Swap:
+    """The swap of the activation between two layers, which computes the one of this name."""
+    up, act, down = relay.members
+    parts: list[BoundParts] = [*linear_ops(up), (getattr(ops, TITLES[activation])(), act, ()), *linear_ops(down)]
+    return Swap(act, RelayedActivation, {**RelayedActivation.attributes(act, parts, recipe), "_relay": relay})

@@ -9,12 +9,12 @@ from torch import nn
 
 from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation, is_one_kernel
 from fusible.models.convert.attention import attention_swap, find_projections
-from fusible.models.convert.chains import find_chain
+from fusible.models.convert.chains import find_chain, relay_swap
 from fusible.models.convert.experts import experts_swap, is_like_experts, why_no_experts
 from fusible.models.convert.linear import linear_swap, why_no_linear
 from fusible.models.convert.mlp import find_mlp, mlp_swap
 from fusible.models.convert.norm import find_norm, is_like_norm, norm_swap
-from fusible.models.convert.relay import Relay, relay_swap
+from fusible.models.convert.relay import Relay
 from fusible.models.convert.report import Layer, Outcome
 from fusible.models.convert.scaled_products import TEXT, attention_configs, why_no_attention
 from fusible.models.convert.selection import Filter, Selection, is_like_linear, kept_in_high_precision

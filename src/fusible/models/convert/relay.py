@@ -13,16 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusible import ops
 from fusible.errors import ShapeError, expected
-from fusible.models.convert.activation import TITLES
-from fusible.models.convert.linear import BoundParts, linear_ops
 from fusible.models.convert.pipelines import ConvertedModule, quantizes
-from fusible.models.convert.swapping import Swap
 from fusible.pytorch.modules.base import has_hooks
 from fusible.quantized import Recipe
 
-__all__ = ["Relay", "RelayedActivation", "relay_swap"]
+__all__ = ["Relay", "RelayedActivation"]
 
 
 class _Waiting(threading.local):
@@ -108,10 +104,3 @@ class RelayedActivation(ConvertedModule):
 
     def local_ops(self) -> tuple[Any, ...]:
         return ()  # the parameters are those of other modules
-
-
-def relay_swap(relay: Relay, activation: str, recipe: Recipe | None) -> Swap:
-    """The swap of the activation between two layers, which computes the one of this name."""
-    up, act, down = relay.members
-    parts: list[BoundParts] = [*linear_ops(up), (getattr(ops, TITLES[activation])(), act, ()), *linear_ops(down)]
-    return Swap(act, RelayedActivation, {**RelayedActivation.attributes(act, parts, recipe), "_relay": relay})
