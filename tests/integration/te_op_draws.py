@@ -89,8 +89,6 @@ OPERATIONS: dict[str, Callable[[Rng, int], Drawn]] = {
     "ClampedSwiGLU": _interleaved("ClampedSwiGLU", limit=(1.0, 7.0), alpha=(1.0, 1.702), glu_linear_offset=(0.0, 1.0)),
     "ConstantScale": lambda rng, width: Drawn("ConstantScale", (rng.choice((0.5, -1.25, 3.0)),)),
     "Dropout": lambda rng, width: Drawn("Dropout", (0.0,)),
-    "ErfGEGLU": _gated("ErfGEGLU"),
-    "ErfGELU": _plain("ErfGELU"),
     "GEGLU": _gated("GEGLU"),
     "GELU": _plain("GELU"),
     "GLU": _gated("GLU"),
