@@ -5,6 +5,7 @@
 /// is that of the first half times the second half.
 #define FUSIBLE_POINTWISE_ACTIVATIONS(entry) \
     entry(gelu, geglu, Gelu)                 \
+    entry(erf_gelu, erf_geglu, ErfGelu)      \
     entry(qgelu, qgeglu, QGelu)              \
     entry(relu, reglu, Relu)                 \
     entry(sigmoid, glu, Sigmoid)             \

@@ -1,6 +1,7 @@
 // The pointwise activations: value f(x), and gradient g f'(x) of an incoming gradient g. Each passes a NaN on.
 #pragma once
 
+#include "activation/erf_gelu.hpp"
 #include "activation/gelu.hpp"
 #include "simd/math.hpp"
 

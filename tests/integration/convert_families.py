@@ -123,6 +123,7 @@ FAMILIES = (
         | {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
         "c_attn c_proj",
     ),
+    _family("gpt_neox", "GPTNeoXForCausalLM", "GPTNeoXConfig", _PLAIN, "query_key_value dense_4h_to_h"),
     _family("phi", "PhiForCausalLM", "PhiConfig", {**_DECODER, "num_key_value_heads": HEADS}, "q_proj v_proj fc2"),
     _family("phi3", "Phi3ForCausalLM", "Phi3Config", _DECODER, "qkv_proj down_proj"),
     _family("mixtral", "MixtralForCausalLM", "MixtralConfig", {**_DECODER, "num_local_experts": 4}, "q_proj v_proj"),
@@ -162,7 +163,7 @@ RECIPES = {
 OPERAND = dict.fromkeys(RECIPES, 2.0**-4) | {"nvfp4": 2.0**-2}
 """The largest relative error of one rounded operand: half a unit in the last place, of 3 bits of mantissa and of 1."""
 
-_FURTHER = frozenset({"gemma2", "gemma3", "phi3", "qwen3_moe", "t5_gated"})
+_FURTHER = frozenset({"gpt_neox", "gemma2", "gemma3", "phi3", "qwen3_moe", "t5_gated"})
 
 
 def every_family(test: Any) -> Any:

@@ -30,6 +30,7 @@ DECODERS: dict[str, Family] = {
 DECODERS |= {name: BY_NAME[name] for name in ("mixtral", "qwen2_moe")}
 DECODERS["qwen3_moe"] = _with("qwen3_moe", "qwen3_moe", norm_topk_prob=True)
 DECODERS["llama_tied_biased"] = _with("llama_tied_biased", "llama", tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+DECODERS |= {"llama_gelu": _with("llama_gelu", "llama", hidden_act="gelu"), "gpt2_gelu": _with("gpt2_gelu", "gpt2", activation_function="gelu")}
 DECODERS["gemma2_window"] = _with("gemma2_window", "gemma2", sliding_window=4)
 DECODERS["qwen2_window"] = _with("qwen2_window", "qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1)
 DECODERS |= {f"llama_{name}": _with(f"llama_{name}", "llama", rope_parameters=rope) for name, rope in _SCALED.items()}

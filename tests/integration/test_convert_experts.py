@@ -30,6 +30,11 @@ def call(experts: Any, top_k: int = 2) -> list[torch.Tensor]:
     return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, weights, experts.gate_up_proj, experts.down_proj])]
 
 
+def why_left(experts: Any) -> list[str]:
+    """What the report says of the stack, where it is among those that are left."""
+    return [layer.text for layer in fusible.conversion_report(experts).left if layer.kind == "expert stack"]
+
+
 def check_equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
     for a, b in zip(found, wanted, strict=True):
         assert (a - b).detach().abs().max() < 1e-5 * max(1.0, float(b.detach().abs().max()))
@@ -58,15 +63,21 @@ def test_another_number_of_experts_for_a_token_is_computed_by_the_former_class()
     experts = experts_of(FAMILY.make())
     wanted = call(experts, top_k=3)
     fusible.convert(experts, fusible.Float8CurrentScaling())
+    assert not why_left(experts)
     check_equal(call(experts, top_k=3), wanted)
+    assert why_left(experts) == ["a token had 3 experts, where the configuration says 2"]
+    call(experts)
+    assert not why_left(experts)
 
 
 def test_weights_that_make_no_whole_blocks_are_left_to_the_former_class() -> None:
     experts = experts_of(type(FAMILY)(**{**vars(FAMILY), "options": {**FAMILY.options, "moe_intermediate_size": 24}}).make())
     wanted = call(experts)
     fusible.convert(experts, fusible.MXFP8BlockScaling())
+    assert why_left(experts) == ["its weights [4, 48, 64] cannot be cut into blocks of 32 for MXFP8BlockScaling"]
     check_equal(call(experts), wanted)
     fusible.convert(experts, fusible.Float8CurrentScaling())
+    assert not why_left(experts)
     assert (call(experts)[0] - wanted[0]).norm() > 0.01 * wanted[0].norm()
 
 

@@ -123,7 +123,7 @@ CHANGES: list[tuple[str, str, dict[str, Any], str]] = [
     ("a width that is none", "llama", {"hidden_size": -1}, "hidden_size of config.json of a llama model: expected an integer of at least 1"),
     ("another width", "llama", {"hidden_size": 32, "head_dim": 16}, r"embed_tokens.weight: expected shape \[128, 32\], as config.json says"),
     ("another number of layers", "llama", {"num_hidden_layers": 3}, "the checkpoint: expected a parameter model.layers.2"),
-    ("another activation", "llama", {"hidden_act": "gelu"}, "hidden_act of config.json of a llama model: expected one of gelu_new"),
+    ("another activation", "llama", {"hidden_act": "mish"}, "hidden_act of config.json of a llama model: expected one of gelu, gelu_new"),
     (
         "another kind of positions",
         "llama",

@@ -22,8 +22,14 @@ def _gelu(n: Noise, x: Tensor) -> Tensor:
     return x * 0.5 * (1 + n.tanh(n.terms(0.7978845608028654 * (x + 0.044715 * x**3))))
 
 
+def _erf_gelu(n: Noise, x: Tensor) -> Tensor:
+    """``erf`` in fp32, whose error is a part of 1: for negative x it is what is left of ``1 + erf``."""
+    return x * 0.5 * (1 + n.terms(torch.erf(n.terms(x * 0.5**0.5))))
+
+
 PLAIN: dict[str, Formula] = {
     "GELU": _gelu,
+    "ErfGELU": _erf_gelu,
     "QGELU": lambda n, x: x * n.sigmoid(n.terms(1.702 * x)),
     "ReLU": lambda n, x: torch.relu(x),
     "SReLU": lambda n, x: torch.relu(x).square(),
@@ -32,6 +38,7 @@ PLAIN: dict[str, Formula] = {
 GATES: dict[str, Formula] = {
     "GLU": lambda n, x: n.sigmoid(x),
     "GeGLU": _gelu,
+    "ErfGeGLU": _erf_gelu,
     "QGeGLU": PLAIN["QGELU"],
     "ReGLU": PLAIN["ReLU"],
     "SReGLU": PLAIN["SReLU"],

@@ -22,6 +22,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 PLAIN: dict[str, Formula] = {
     "gelu": gelu,
+    "erf_gelu": F.gelu,
     "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": torch.relu,
     "silu": F.silu,
@@ -30,6 +31,7 @@ PLAIN: dict[str, Formula] = {
 GATES: dict[str, Formula] = {
     "glu": torch.sigmoid,
     "geglu": PLAIN["gelu"],
+    "erf_geglu": PLAIN["erf_gelu"],
     "qgeglu": PLAIN["qgelu"],
     "reglu": PLAIN["relu"],
     "sreglu": PLAIN["srelu"],
@@ -127,14 +129,19 @@ def _enter_dbias(name: str, formula: Formula) -> None:
         sums = Wanted(dx.sum(0), 32 * shape[0], near.magnitude.sum(0), type=dbias_type, rounded=(kind,))  # type: ignore[union-attr]
         return Given({"dy": dy, "x": x, "type": type, "dbias_type": dbias_type}, [near, sums])
 
-    WORDS[f"dbias_d{name}"] = back
+    WORDS[f"dbias_{_backward(name)}"] = back
+
+
+def _backward(name: str) -> str:
+    lead, underscore, last = name.rpartition("_")
+    return f"{lead}{underscore}d{last}"
 
 
 for _name, _formula in PLAIN.items():
-    _enter_activation(_name, f"d{_name}", lambda f=_formula: f, 1)
+    _enter_activation(_name, _backward(_name), lambda f=_formula: f, 1)
     _enter_dbias(_name, _formula)
 for _name, _formula in GATES.items():
-    _enter_activation(_name, f"d{_name}", lambda f=_formula: _gated(f), 2)
+    _enter_activation(_name, _backward(_name), lambda f=_formula: _gated(f), 2)
 _enter_activation("situglu", "dsituglu", _situglu, 2, (3.0, 10.0))
 _enter_activation("clamped_swiglu", "clamped_dswiglu", _clamped, 2, (1.5, 1.0, 0.5))
 _enter_scaled("scaled_srelu", "scaled_dsrelu", lambda: PLAIN["srelu"], 1)

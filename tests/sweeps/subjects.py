@@ -78,8 +78,8 @@ def _block() -> list[nn.Module]:
     ]
 
 
-GATED = ("GLU", "GeGLU", "QGeGLU", "ReGLU", "SReGLU", "SwiGLU")
-PLAIN = ("GELU", "QGELU", "ReLU", "SReLU", "SiLU")
+GATED = ("GLU", "GeGLU", "ErfGeGLU", "QGeGLU", "ReGLU", "SReGLU", "SwiGLU")
+PLAIN = ("GELU", "ErfGELU", "QGELU", "ReLU", "SReLU", "SiLU")
 
 MODULES: list[Subject] = [
     _module(fusible.Linear, WIDTH, WIDTH),

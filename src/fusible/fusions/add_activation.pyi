@@ -7,6 +7,9 @@ from fusible import ops
 from fusible.ops import Add
 from fusible.ops import Context
 
+def add_erf_gelu_bwd_fused(add: Add, act: ops.ErfGELU, add_ctx: Context, act_ctx: Context, dy: nvte.Tensor) -> Any:
+    """ErfGELU's backward also sums the gradient of the bias."""
+
 def add_gelu_bwd_fused(add: Add, act: ops.GELU, add_ctx: Context, act_ctx: Context, dy: nvte.Tensor) -> Any:
     """GELU's backward also sums the gradient of the bias."""
 

@@ -88,6 +88,7 @@ from fusible.lazy.ops.unary import (
     abs,
     bitwise_not,
     cos,
+    erfc,
     exp,
     floor,
     gelu,

@@ -58,6 +58,9 @@ def dbias_dsilu(dy: Tensor, x: Tensor, type: Type, dbias_type: DType) -> tuple[T
 def dbias_dsrelu(dy: Tensor, x: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
     """``(dx, dbias)``: ``dsrelu`` and the sum of its result over rows (see ``tex.dbias_dsrelu``)."""
 
+def dbias_erf_dgelu(dy: Tensor, x: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
+    """``(dx, dbias)``: ``erf_dgelu`` and the sum of its result over rows (see ``tex.dbias_erf_dgelu``)."""
+
 def dgeglu(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
     """``dx`` of ``geglu`` from ``dy`` and its input ``x``, in ``type`` (see ``tex.dgeglu``)."""
 
@@ -93,6 +96,18 @@ def dsrelu(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
 
 def dswiglu(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
     """``dx`` of ``swiglu`` from ``dy`` and its input ``x``, in ``type`` (see ``tex.dswiglu``)."""
+
+def erf_dgeglu(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
+    """``dx`` of ``erf_geglu`` from ``dy`` and its input ``x``, in ``type`` (see ``tex.erf_dgeglu``)."""
+
+def erf_dgelu(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
+    """``dx`` of ``erf_gelu`` from ``dy`` and its input ``x``, in ``type`` (see ``tex.erf_dgelu``)."""
+
+def erf_geglu(x: Tensor, type: Type, *options: float) -> Tensor:
+    """``y = erf_geglu(x)`` in ``type``, with the further options of ``tex.erf_geglu``."""
+
+def erf_gelu(x: Tensor, type: Type, *options: float) -> Tensor:
+    """``y = erf_gelu(x)`` in ``type``, with the further options of ``tex.erf_gelu``."""
 
 def geglu(x: Tensor, type: Type, *options: float) -> Tensor:
     """``y = geglu(x)`` in ``type``, with the further options of ``tex.geglu``."""

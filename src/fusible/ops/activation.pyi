@@ -19,6 +19,12 @@ class ClampedSwiGLU(BlockGate):
         float = 1.0, **types: Any
     ) -> None: ...
 
+class ErfGELU(Activation):
+    """``0.5 x (1 + erf(x / sqrt(2)))``: the exact form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415), which is torch's ``nn.GELU()``."""
+
+class ErfGeGLU(Activation):
+    """``erf_gelu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
+
 class GELU(Activation):
     """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``: the tanh form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
 

@@ -6,6 +6,7 @@ from fusible.facade import public_names as _public_names
 from fusible.pytorch.cross_entropy import CrossEntropyLoss
 from fusible.pytorch.engine.autocast import autocast
 from fusible.pytorch.engine.executors import register_executor
+from fusible.pytorch.engine.frozen import frozen_weights
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.sequence_parallel import reduce_sequence_parallel_gradients
 from fusible.pytorch.modules.activation import *

@@ -69,6 +69,12 @@ ELEMENTWISE = (
         "``grad * gelu'(x)``, of the tanh form.",
     ),
     Activation(
+        "erf_gelu",
+        "ErfGELU",
+        "``0.5 x (1 + erf(x / sqrt(2)))``: the exact form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415), which is torch's ``nn.GELU()``.",
+        "``grad * (Phi(x) + x exp(-x^2 / 2) / sqrt(2 pi))`` with ``Phi(x) = 0.5 (1 + erf(x / sqrt(2)))``.",
+    ),
+    Activation(
         "qgelu",
         "QGELU",
         "``x * sigmoid(1.702 x)``: the sigmoid form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415).",
@@ -91,6 +97,7 @@ _VARIANTS = " (Shazeer 2020, arXiv:2002.05202)"
 GATES = (
     _gate("glu", "GLU", "sigmoid", " (Dauphin et al. 2017, arXiv:1612.08083)"),
     _gate("geglu", "GeGLU", "gelu", _VARIANTS),
+    _gate("erf_geglu", "ErfGeGLU", "erf_gelu", _VARIANTS),
     _gate("qgeglu", "QGeGLU", "qgelu"),
     _gate("reglu", "ReGLU", "relu", _VARIANTS),
     _gate("sreglu", "SReGLU", "srelu"),

@@ -179,6 +179,7 @@ TABLE: tuple[Op, ...] = (
     Op("log", lazy.log, np.log, positive, ulps=4),
     Op("sin", lazy.sin, np.sin, unary, ulps=4),
     Op("cos", lazy.cos, np.cos, unary, ulps=4),
+    Op("erfc", lazy.erfc, np.vectorize(math.erfc, otypes="d"), unary, ulps=4, scale=np.ones_like),
     Op("tanh", lazy.tanh, np.tanh, unary, ulps=6),
     Op("sqrt", lazy.sqrt, np.sqrt, positive, ulps=1),
     Op("rsqrt", lazy.rsqrt, lambda x: 1 / np.sqrt(x), positive, ulps=2),

@@ -43,8 +43,8 @@ def is_dtype(parameter: str) -> bool:
     return parameter == "dtype" or parameter.endswith("_dtype")
 
 
-_UNARY = """abs all any argmax argmin bitwise_not cast bitcast cos exp flatten flip floor gelu is_finite log logical_not max mean min neg ones_like
-prod relu rsqrt sigmoid sign silu sin softmax sqrt sum tanh iota_like var zeros_like"""
+_UNARY = """abs all any argmax argmin bitwise_not cast bitcast cos erfc exp flatten flip floor gelu is_finite log logical_not max mean min neg
+ones_like prod relu rsqrt sigmoid sign silu sin softmax sqrt sum tanh iota_like var zeros_like"""
 _BINARY = """add bitwise_and bitwise_or bitwise_xor div eq floor_div ge gt le logical_and logical_or logical_xor lt maximum minimum mod mul ne pow
 shift_left shift_right_logical sub"""
 _REVERSED = "_radd _rbitwise_and _rbitwise_or _rbitwise_xor _rdiv _rfloor_div _rmod _rmul _rpow _rshift_left _rsub"

@@ -102,8 +102,16 @@ def _srelu(x: Tensor) -> Tensor:
     return x.relu().square()
 
 
-_PLAIN = {"GELU": _gelu, "QGELU": _qgelu, "ReLU": torch.relu, "SiLU": F.silu, "SReLU": _srelu}
-_GATED = {"GLU": torch.sigmoid, "GeGLU": _gelu, "QGeGLU": _qgelu, "ReGLU": torch.relu, "SReGLU": _srelu, "SwiGLU": F.silu}
+_PLAIN = {"GELU": _gelu, "ErfGELU": F.gelu, "QGELU": _qgelu, "ReLU": torch.relu, "SiLU": F.silu, "SReLU": _srelu}
+_GATED = {
+    "GLU": torch.sigmoid,
+    "GeGLU": _gelu,
+    "ErfGeGLU": F.gelu,
+    "QGeGLU": _qgelu,
+    "ReGLU": torch.relu,
+    "SReGLU": _srelu,
+    "SwiGLU": F.silu,
+}
 for _name, _function in _PLAIN.items():
     _op, _module = getattr(ops, _name), getattr(modules, _name)
     enter(Record(_name, lambda p, w, op=_op: [op()], lambda w, d, m=_module: m(), _plain(_function)), _op)

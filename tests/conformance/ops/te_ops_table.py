@@ -56,8 +56,9 @@ def _shared(name: str) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
     return lambda x, values: ops_table.TABLE[name].reference(x, values, ())
 
 
-_ACTIVATIONS = {name: name for name in ("GELU", "GLU", "QGELU", "ReGLU", "ReLU", "SReGLU", "SReLU", "SiLU", "SwiGLU", "SiTUGLU", "ClampedSwiGLU")}
-for _name, _known in {**_ACTIVATIONS, "GEGLU": "GeGLU", "QGEGLU": "QGeGLU"}.items():
+_ACTIVATIONS = "GELU ErfGELU GLU QGELU ReGLU ReLU SReGLU SReLU SiLU SwiGLU SiTUGLU ClampedSwiGLU".split()
+_GEGLUS = {"GEGLU": "GeGLU", "ErfGEGLU": "ErfGeGLU", "QGEGLU": "QGeGLU"}
+for _name, _known in {**dict(zip(_ACTIVATIONS, _ACTIVATIONS, strict=True)), **_GEGLUS}.items():
     _enter(_name, lambda w, d, n=_name: getattr(ops, n)(), _shared(_known))
 for _name in ("ScaledSReLU", "ScaledSwiGLU", "ScaledSiTUGLU", "ScaledClampedQGeGLU"):
     _enter(_name, lambda w, d, n=_name: getattr(ops, n)(), _shared(_name), extras=("scales",), length=64)

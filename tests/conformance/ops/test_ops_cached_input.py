@@ -15,7 +15,7 @@ from fusible import fusions, nvte, ops
 from fusible.nvte import DType, Tensor, make_nvte_tensor
 from fusible.ops import MMT, Activation, Add
 
-NAMES = "GELU QGELU ReLU SiLU SReLU GLU GeGLU QGeGLU ReGLU SReGLU SwiGLU SiTUGLU ClampedSwiGLU".split()
+NAMES = "GELU ErfGELU QGELU ReLU SiLU SReLU GLU GeGLU ErfGeGLU QGeGLU ReGLU SReGLU SwiGLU SiTUGLU ClampedSwiGLU".split()
 BLOCKS = {"glu_interleave_size": 3}
 CHOICES = [*((name, {}) for name in NAMES), *((name, BLOCKS) for name in ("SwiGLU", "SiTUGLU", "ClampedSwiGLU"))]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

@@ -109,8 +109,8 @@ CASES = [
         "mmt_add_scale_extra_fwd", "mmt_add_scale_extra_inf", "mmt_add_bwd", differs=_ONCE, fp32="y", extras=1,
     ),
     *(
-        _case(f"bias, {name}", lambda d, n=name: [_bias(d), getattr(ops, n)()], f"add_{name.lower()}_bwd", differs={"d0.bias": "sum"}, fp32="d0.bias")
-        for name in ("GELU", "QGELU", "ReLU", "SiLU", "SReLU")
+        _case(f"bias, {name}", lambda d, n=name: [_bias(d), getattr(ops, n)()], f"add_{of}_bwd", differs={"d0.bias": "sum"}, fp32="d0.bias")
+        for name, of in {"GELU": "gelu", "ErfGELU": "erf_gelu", "QGELU": "qgelu", "ReLU": "relu", "SiLU": "silu", "SReLU": "srelu"}.items()
     ),
     # Between unquantized operands the two are one pass in name alone.
     _case("GELU, product", lambda d: [ops.GELU(), _product(d)], "gelu_mmt_bwd", differs={"dx": "once"}),

@@ -61,12 +61,13 @@ QUANTIZERS: dict[str, Callable[[], Any]] = {
     "nvfp4-4over6-mse": lambda: NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_4over6_err_mode="MSE"),
 }
 
-PLAIN = ("gelu", "silu", "relu", "qgelu", "srelu")
-GATED = ("glu", "geglu", "qgeglu", "reglu", "sreglu", "swiglu", "situglu", "clamped_swiglu")
+PLAIN = ("gelu", "erf_gelu", "silu", "relu", "qgelu", "srelu")
+GATED = ("glu", "geglu", "erf_geglu", "qgeglu", "reglu", "sreglu", "swiglu", "situglu", "clamped_swiglu")
 
 
 def backward_of(name: str) -> str:
-    return "clamped_dswiglu" if name == "clamped_swiglu" else f"d{name}"
+    lead, underscore, last = name.rpartition("_")
+    return f"{lead}{underscore}d{last}"
 
 
 def activations() -> dict[str, Make]:
@@ -76,7 +77,7 @@ def activations() -> dict[str, Make]:
         gradient: Make = lambda t, w=width: {"grad": normal(ROWS, w, dtype=t), "fwd_input": matrix(t), "quantizer": None}  # noqa: E731
         calls[backward_of(name)] = gradient
         if name in PLAIN:
-            calls[f"dbias_d{name}"] = gradient
+            calls[f"dbias_{backward_of(name)}"] = gradient
     for name in ("swiglu", "situglu", "clamped_swiglu", "srelu"):
         width = WIDTH if name == "srelu" else WIDTH // 2
         scales: Callable[[Dtype], Tensor] = lambda t: normal(ROWS, dtype=t)  # noqa: E731

@@ -30,6 +30,8 @@ SIGNATURES = {
     **{name: "input, quantizer" for name in POINTWISE},
     **{f"d{name}": "grad, fwd_input, quantizer" for name in POINTWISE},
     **{f"dbias_d{name}": "grad, fwd_input, quantizer" for name in "gelu silu relu qgelu srelu".split()},
+    **{name: "input, quantizer" for name in ("erf_gelu", "erf_geglu")},
+    **{name: "grad, fwd_input, quantizer" for name in ("erf_dgelu", "erf_dgeglu", "dbias_erf_dgelu")},
     "situglu": "input, quantizer, beta1=4.0, beta2=25.0",
     "dsituglu": "grad, fwd_input, quantizer, beta1=4.0, beta2=25.0",
     "clamped_swiglu": f"input, quantizer, {CLAMP}",

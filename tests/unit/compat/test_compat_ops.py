@@ -108,12 +108,16 @@ def test_the_table_tells_of_every_module_but_a_few() -> None:
     }
 
 
+BEYOND = ("ErfGEGLU", "ErfGELU")
+"""Operations of which NVIDIA's package has none."""
+
+
 @pytest.mark.usefixtures("installed")
 def test_every_operation_of_ours_has_its_name_and_its_file() -> None:
     te_ops = importlib.import_module(f"{TE}.pytorch.ops")
     star: dict[str, Any] = {}
     exec(f"from {TE}.pytorch.ops import *", star)
-    basic = importlib.import_module("fusible.pytorch.ops.basic").__all__
+    basic = [name for name in importlib.import_module("fusible.pytorch.ops.basic").__all__ if name not in BEYOND]
     assert set(basic) <= set(star) and all(star[name] is getattr(ops, name) is getattr(te_ops, name) for name in basic)
     files = [name for name in PACKAGES if name.startswith(f"{TE}.pytorch.ops.basic.")]
     by_file = {name for file in files for name in importlib.import_module(file).__all__ if not name.endswith("_KEY")}

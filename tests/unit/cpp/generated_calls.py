@@ -339,8 +339,9 @@ def transpose_bytes(m: Maker) -> Call:
 _POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"), "silu": torch.nn.functional.silu, "relu": torch.relu,
     "sigmoid": torch.sigmoid, "qgelu": lambda x: x * torch.sigmoid(1.702 * x), "srelu": lambda x: torch.relu(x) ** 2,
+    "erf_gelu": torch.nn.functional.gelu,
 }  # fmt: skip
-_GATED = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu", "glu": "sigmoid", "qgeglu": "qgelu", "sreglu": "srelu"}
+_GATED = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu", "glu": "sigmoid", "qgeglu": "qgelu", "sreglu": "srelu", "erf_geglu": "erf_gelu"}
 
 
 @_generator

@@ -19,8 +19,9 @@ LENGTHS = torch.tensor([0, 40, 80], dtype=torch.int32)
 
 def activations() -> dict[str, torch.Tensor]:
     x, g, gated = torch.randn(64, 257) * 3, torch.randn(64, 257), torch.randn(64, 258) * 3
-    found = {name: getattr(tex, name)(x, None) for name in ("gelu", "qgelu", "silu", "relu", "srelu")}
+    found = {name: getattr(tex, name)(x, None) for name in ("gelu", "erf_gelu", "qgelu", "silu", "relu", "srelu")}
     found |= {f"d{name}": getattr(tex, f"d{name}")(g, x, None) for name in ("gelu", "qgelu", "silu", "relu", "srelu")}
+    found["erf_dgelu"] = tex.erf_dgelu(g, x, None)
     return found | {name: getattr(tex, name)(gated, None) for name in ("swiglu", "geglu")}
 
 

@@ -130,7 +130,7 @@ def test_leading_dimensions_are_rows() -> None:
 X, Y, Z = torch.ones(4, 6), torch.ones(4, 6), torch.ones(4, 6)
 native = cpp_extensions
 BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "a name": (lambda: native.activation("swiglu", X, X, X.dtype), ArgumentError, "expected one of gelu, qgelu.*got 'swiglu'"),
+    "a name": (lambda: native.activation("swiglu", X, X, X.dtype), ArgumentError, "expected one of gelu, erf_gelu, qgelu.*got 'swiglu'"),
     "a gated name": (lambda: native.gated_activation("gelu", X, X, X.dtype), ArgumentError, "expected one of geglu.*got 'gelu'"),
     "an odd width": (lambda: native.gated_activation("glu", X[:, :5].contiguous(), X, X.dtype), ShapeError, r"even last dimension.*\[4, 5\]"),
     "a gated output": (lambda: native.gated_activation("glu", X, X, X.dtype), ShapeError, "dst: expected 12 elements, got 24"),

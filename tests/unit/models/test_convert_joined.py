@@ -136,6 +136,7 @@ def test_parameters_that_cannot_be_one_are_left(second: Any) -> None:
         (Gated, "gate and up as one -> swiglu -> down"),
         (lambda: Gated(bias=True), "gate and up as one -> swiglu -> down"),
         (lambda: Plain(nn.GELU(approximate="tanh")), "one -> gelu -> two"),
+        (lambda: Plain(nn.GELU()), "one -> erf_gelu -> two"),
         (Chunked, "one -> reglu -> two"),
     ],
 )
@@ -148,7 +149,7 @@ def test_mlps_are_recognised_and_give_what_their_layers_give(make: Any, text: st
     check_alike(gradients(module, x), gradients(other, x))
 
 
-@pytest.mark.parametrize("make", [lambda: Plain(nn.GELU()), lambda: Residual(nn.ReLU()), Reversed])
+@pytest.mark.parametrize("make", [lambda: Plain(nn.ReLU6()), lambda: Residual(nn.ReLU()), Reversed])
 def test_what_computes_otherwise_is_no_mlp(make: Any) -> None:
     module = make()
     x = torch.randn(4, WIDTH)

@@ -93,7 +93,14 @@ class NewGELU(nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(nn.SiLU(), "silu"), (nn.ReLU(), "relu"), (nn.GELU(approximate="tanh"), "gelu"), (NewGELU(), "gelu"), (nn.GELU(), ""), (nn.ReLU6(), "")],
+    [
+        (nn.SiLU(), "silu"),
+        (nn.ReLU(), "relu"),
+        (nn.GELU(approximate="tanh"), "gelu"),
+        (NewGELU(), "gelu"),
+        (nn.GELU(), "erf_gelu"),
+        (nn.ReLU6(), ""),
+    ],
 )
 def test_activations_are_recognised_by_their_values(module: nn.Module, name: str) -> None:
     assert is_like_activation(module) and find_activation(module) == name

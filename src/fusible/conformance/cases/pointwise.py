@@ -23,6 +23,10 @@ def dgelu(x: Tensor) -> Tensor:
     return torch.func.grad(lambda y: gelu(y).sum())(x)
 
 
+def erf_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * torch.special.erfc(-math.sqrt(0.5) * x)
+
+
 def qgelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
@@ -54,10 +58,11 @@ def clamped_swiglu(x: Tensor, limit: float = 7.0, alpha: float = 1.702, glu_line
     return c * torch.sigmoid(alpha * c) * (b.clamp(-limit, limit) + glu_linear_offset)
 
 
-PLAIN = {"gelu": gelu, "silu": silu, "relu": torch.relu, "qgelu": qgelu, "srelu": srelu}
+PLAIN = {"gelu": gelu, "erf_gelu": erf_gelu, "silu": silu, "relu": torch.relu, "qgelu": qgelu, "srelu": srelu}
 GATED = {
     "glu": gated(torch.sigmoid),
     "geglu": gated(gelu),
+    "erf_geglu": gated(erf_gelu),
     "qgeglu": gated(qgelu),
     "reglu": gated(torch.relu),
     "sreglu": gated(srelu),
@@ -117,9 +122,15 @@ def backward(
         yield Sample(label, arguments, (Output(1, dx, dtype, magnitude=magnitude), summed))
 
 
+def gradient_of(name: str) -> str:
+    """The name of an activation's gradient."""
+    lead, underscore, last = name.rpartition("_")
+    return f"{lead}{underscore}d{last}"
+
+
 for _name, _f in (PLAIN | GATED).items():
     _options = OPTIONS.get(_name, {})
     record(_name, quantizes=True)(partial(forward, f=_f, options=_options))
-    record("clamped_dswiglu" if _name == "clamped_swiglu" else f"d{_name}", quantizes=True)(partial(backward, f=_f, options=_options))
+    record(gradient_of(_name), quantizes=True)(partial(backward, f=_f, options=_options))
 for _name, _f in PLAIN.items():
-    record(f"dbias_d{_name}", quantizes=True)(partial(backward, f=_f, options={}, bias=True))
+    record(f"dbias_{gradient_of(_name)}", quantizes=True)(partial(backward, f=_f, options={}, bias=True))

@@ -13,9 +13,9 @@ from fusible.lazy.dtypes import ALL, FLOAT8S, FLOATS, INTEGERS, SIGNED, dtype
 from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.frontend import Tensor, TensorLike, constrained, record
+from fusible.lazy.ops.lowering import gaussian
 from fusible.lazy.ops.lowering.convert import Body, compute_in, single, stored_as
 from fusible.lazy.ops.lowering.expression import Expression, splat
-from fusible.lazy.ops.lowering.gaussian import erfc
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace import TraceOp, TraceTensor
 
@@ -24,6 +24,7 @@ __all__ = [
     "abs",
     "bitwise_not",
     "cos",
+    "erfc",
     "exp",
     "floor",
     "gelu",
@@ -51,10 +52,14 @@ def _silu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
     (x * x.apply(flat.LogisticOp)).bind(outputs[0])
 
 
+def _erfc(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    gaussian.erfc(Expression(inputs[0], "compute erfc(x)")).bind(outputs[0])
+
+
 def _gelu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
     """``x * (erfc(-x / sqrt(2)) / 2)``: for negative ``x``, ``1 + erf(x / sqrt(2))`` would cancel to 0."""
     x = Expression(inputs[0], "compute x * Phi(x)")
-    (x * 0.5 * erfc(x * -math.sqrt(0.5))).bind(outputs[0])
+    (x * 0.5 * gaussian.erfc(x * -math.sqrt(0.5))).bind(outputs[0])
 
 
 def _rounded(body: Body, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
@@ -72,6 +77,7 @@ class UnaryElementwise(TraceOp):
 
         ABS = member(flat.AbsOp)
         COS = member(flat.CosineOp)
+        ERFC = member(_erfc)
         EXP = member(flat.ExpOp)
         FLOOR = member(flat.FloorOp)
         GELU = member(_gelu)
@@ -104,7 +110,7 @@ class UnaryElementwise(TraceOp):
 
 _Kind = UnaryElementwise.Kind
 _SIGNED = FLOATS | SIGNED
-_SEVERAL = (_Kind.GELU, _Kind.SILU)
+_SEVERAL = (_Kind.ERFC, _Kind.GELU, _Kind.SILU)
 """Functions that take several operations: 16-bit floats are computed in float32."""
 _ACTIVATIONS = (_Kind.GELU, _Kind.SIGMOID, _Kind.SILU, _Kind.TANH)
 """Functions that take int8 too: it is computed in float32 and rounded to the nearest integer."""
@@ -121,6 +127,12 @@ def abs(input: TensorLike) -> Tensor:
 def cos(input: TensorLike) -> Tensor:
     """``cos(input)``, in radians."""
     return record(UnaryElementwise(_Kind.COS), input)
+
+
+@constrained("erfc", input="T1", returns="T1", T1=FLOATS)
+def erfc(input: TensorLike) -> Tensor:
+    """``1 - erf(input)``, which does not cancel for large ``input``. 16-bit floats are computed in float32 and rounded once."""
+    return record(UnaryElementwise(_Kind.ERFC), input)
 
 
 @constrained("exp", input="T1", returns="T1", T1=FLOATS)

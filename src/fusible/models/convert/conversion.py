@@ -9,6 +9,7 @@ from torch import nn
 
 from fusible.errors import ArgumentError, DTypeError, check_switch, expected
 from fusible.models.convert.attention import ConvertedAttention
+from fusible.models.convert.experts import ConvertedExperts
 from fusible.models.convert.mlp import ConvertedMLP
 from fusible.models.convert.pipelines import ConvertedModule
 from fusible.models.convert.planning import Planner
@@ -46,8 +47,9 @@ def convert(
     behind another for that. Where somebody has hooked or replaced a layer, as PEFT's LoRA does, layers are called one by one. Attention is an
     implementation in the configuration of transformers' model, as ``set_attn_implementation`` sets one: a model that shares the configuration takes
     it, too. Scaling states of delayed scaling are no part of ``state_dict``: ``scaling_states``. For inference,
-    ``fusible.quantize_parameters(model)`` holds weights in 8 bits alone. transformers' FP8 modules keep their weights as they lie; of them a recipe,
-    whichever, says that activations are quantized, too, as their checkpoint has it.
+    ``fusible.quantize_parameters(model)`` holds weights in 8 bits alone, and in a block of ``fusible.frozen_weights()`` they are not read at each
+    call to see whether they have changed. transformers' FP8 modules keep their weights as they lie; of them a recipe, whichever, says that
+    activations are quantized, too, as their checkpoint has it.
 
     ``include`` and ``exclude``: the modules to look at, and those to leave alone, by name (``"mlp"`` is every module that is called so, and all
     inside; wildcards are those of a shell) or by a function ``(name, module) -> bool``. ``keep_high_precision``: linear layers that stay as they
@@ -75,6 +77,8 @@ def convert(
         for one in plan.swaps:
             if isinstance(one.module, ConvertedMLP | ConvertedAttention):
                 one.module.join()
+        for relay in plan.relays:
+            relay.link()
     except BaseException:
         restore((one.module for one in plan.swaps), attention_writes(plan.configs, undo=True))
         raise
@@ -85,11 +89,16 @@ def convert(
 
 
 def conversion_report(model: nn.Module) -> Report:
-    """What the latest ``convert`` of a model, or of one inside it, did. Raises ``ArgumentError`` where there was none."""
-    found = next((vars(module)[_REPORT] for module in model.modules() if _REPORT in vars(module)), None)
+    """What the latest ``convert`` of a model, or of one inside it, did. Raises ``ArgumentError`` where there was none.
+
+    A stack of experts that its own class computes, unquantized, is among those that are left, with the reason: what is known of it when it is
+    converted, or of its latest call.
+    """
+    found = next((module for module in model.modules() if _REPORT in vars(module)), None)
     if found is None:
         raise ArgumentError(expected("a model that fusible.convert converted", of="conversion_report", got="another", do="convert it first"))
-    return found
+    report: Report = vars(found)[_REPORT]
+    return report.with_left({name: one.fell_back for name, one in found.named_modules() if isinstance(one, ConvertedExperts) and one.fell_back})
 
 
 def _undone(model: M, recipe: Recipe | None) -> M:

@@ -11,7 +11,7 @@ from torch import nn
 from fusible import ops
 from fusible.models.convert.activation import FORMULAS, GATED, TITLES
 from fusible.models.convert.linear import BoundParts, why_no_parameters
-from fusible.models.convert.pipelines import ConvertedModule, ConvertedRunner, placeholder
+from fusible.models.convert.pipelines import ConvertedModule, ConvertedRunner, placeholder, quantizes
 from fusible.models.convert.swapping import Swap
 from fusible.models.convert.trying import computes, draw, tried
 from fusible.pytorch.engine.bound import BoundOp
@@ -39,32 +39,56 @@ class ConvertedExperts(ConvertedModule):
     are quantized by themselves, and a token's experts are summed in fp32.
 
     Within a graph of ``torch.compile``, or where weights cannot be cut into whole blocks of a format, its former class computes it, unquantized.
+    ``fell_back`` says so.
     """
 
     _top_k: int
     _activation: nn.Module
+    fell_back: str
+    """Why the former class computed the latest call, or, before the first one, is going to; empty where the pipeline did."""
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         recipe = self._in_force()
-        if self._is_plain(recipe) or torch.compiler.is_compiling() or not self._fits(recipe, hidden_states, top_k_index):
+        if torch.compiler.is_compiling() or self._is_plain(recipe):
+            return self.original.forward(self, hidden_states, top_k_index, top_k_weights)
+        why = why_by_its_class(self, recipe) or self._why_not(hidden_states, top_k_index)
+        if why != self.fell_back:
+            vars(self)["fell_back"] = why
+        if why:
             return self.original.forward(self, hidden_states, top_k_index, top_k_weights)
         sides = top_k_index.to(torch.int32).contiguous(), top_k_weights.float()
         return self._pipeline_now().run(hidden_states, sides, {})[0]
 
-    def _fits(self, recipe: Recipe | None, x: torch.Tensor, index: torch.Tensor) -> bool:
-        """Whether the pipeline computes what the module is asked for."""
-        up = self._parameters.get(_UP)
-        if up is None or recipe is None:  # computed from other parameters, as PEFT's adapters do
-            return False
-        whole = recipe.float8_per_tensor_scaling() or recipe.high_precision() or (up.shape[1] % (2 * _BLOCK) == 0 and up.shape[2] % _BLOCK == 0)
-        shared_out = bool(vars(self).get("_is_expert_parallel"))
-        return whole and x.ndim == 2 and index.shape[-1] == self._top_k and not shared_out and not has_hooks(self._activation)
+    def _why_not(self, x: torch.Tensor, index: torch.Tensor) -> str:
+        """Why a call is left to the former class; empty where the pipeline computes what is asked for."""
+        if x.ndim != 2:
+            return f"x was of {x.ndim} dimensions"
+        if index.shape[-1] != self._top_k:
+            return f"a token had {index.shape[-1]} experts, where the configuration says {self._top_k}"
+        return "its activation has hooks" if has_hooks(self._activation) else ""
+
+    def follow(self, recipe: Recipe | None) -> None:
+        super().follow(recipe)
+        vars(self)["fell_back"] = why_by_its_class(self, recipe)
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> PipelineRunner:
         return ExpertsRunner(bound, self._own)
 
     def local_ops(self) -> tuple[Any, ...]:
         return ()
+
+
+def why_by_its_class(module: nn.Module, recipe: Recipe | None) -> str:
+    """Why a module's own class computes its experts under a recipe, unquantized; empty where the pipeline does."""
+    if not quantizes(recipe):
+        return ""
+    up = module._parameters.get(_UP)
+    if up is None or recipe is None:  # as PEFT's adapters do
+        return "its weights are computed from other parameters"
+    if vars(module).get("_is_expert_parallel"):
+        return "its experts are shared out among processes"
+    whole = recipe.float8_per_tensor_scaling() or recipe.high_precision() or (up.shape[1] % (2 * _BLOCK) == 0 and up.shape[2] % _BLOCK == 0)
+    return "" if whole else f"its weights {list(up.shape)} cannot be cut into blocks of {_BLOCK} for {type(recipe).__name__}"
 
 
 def is_like_experts(module: nn.Module) -> bool:
@@ -117,4 +141,5 @@ def experts_swap(module: Any, place: str, name: str, recipe: Recipe | None) -> S
         (ops.CombineTokens(), module, ()),
     ]
     attributes = ConvertedExperts.attributes(module, parts, recipe)
-    return Swap(module, ConvertedExperts, {**attributes, "_top_k": top_k, "_activation": module._modules[place]})
+    own = {"_top_k": top_k, "_activation": module._modules[place], "fell_back": why_by_its_class(module, recipe)}
+    return Swap(module, ConvertedExperts, {**attributes, **own})

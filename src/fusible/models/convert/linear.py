@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.modules.linear import Linear
 from fusible.quantized import Recipe
+
+if TYPE_CHECKING:
+    from fusible.models.convert.relay import Relay
 
 __all__ = ["BoundParts", "ConvertedConv1D", "ConvertedLinear", "is_conv1d", "joined_ops", "linear_ops", "linear_swap", "why_no_linear"]
 
@@ -32,11 +35,16 @@ class ConvertedLinear(ConvertedModule, Linear):
     _group: Siblings | None = None
     """The layers of the same input that it computes together with, among which it has a place."""
     _place: int = 0
+    _relay: Relay | None = None
+    """The MLP of whose layers it is the first or the last."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if self._is_plain(self._in_force()):
+        recipe = self._in_force()
+        if self._is_plain(recipe):
             return self.original.forward(self, input)
         y = self._group.output(self._place, input) if self._group is not None else None
+        if y is None and self._relay is not None and not torch.compiler.is_compiling():
+            y = self._relay.output(self, input, recipe)
         return self._run(input) if y is None else y
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,4 +141,4 @@ def linear_swap(module: nn.Module, recipe: Recipe | None) -> Swap:
     """The swap of a linear layer for which ``why_no_linear`` says nothing."""
     kind = ConvertedConv1D if is_conv1d(module) else ConvertedLinear
     attributes = kind.attributes(module, linear_ops(module), recipe)
-    return Swap(module, kind, {**attributes, "_group": None, "_place": 0} if kind is ConvertedLinear else attributes)
+    return Swap(module, kind, {**attributes, "_group": None, "_place": 0, "_relay": None} if kind is ConvertedLinear else attributes)

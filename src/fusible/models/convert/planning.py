@@ -9,10 +9,12 @@ from torch import nn
 
 from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation, is_one_kernel
 from fusible.models.convert.attention import attention_swap, find_projections
+from fusible.models.convert.chains import find_chain, relay_swap
 from fusible.models.convert.experts import experts_swap, is_like_experts, why_no_experts
 from fusible.models.convert.linear import linear_swap, why_no_linear
 from fusible.models.convert.mlp import find_mlp, mlp_swap
 from fusible.models.convert.norm import find_norm, is_like_norm, norm_swap
+from fusible.models.convert.relay import Relay
 from fusible.models.convert.report import Layer, Outcome
 from fusible.models.convert.scaled_products import TEXT, attention_configs, why_no_attention
 from fusible.models.convert.selection import Filter, Selection, is_like_linear, kept_in_high_precision
@@ -35,6 +37,7 @@ class Planner:
         self._activations: dict[str, str] = {}
         self.swaps: list[Swap] = []
         self.configs: list[Any] = []
+        self.relays: list[Relay] = []
         found: dict[str, Layer] = {}
         modules = list(model.named_modules())
         for name, module in modules:
@@ -42,6 +45,10 @@ class Planner:
         for name, module in modules:
             if name not in found and "forward" not in vars(module) and not selection.why_not(name, module):
                 self._look_at_block(name, module, found)
+        for name, module in modules:
+            if isinstance(module, nn.ModuleList):
+                for own, block in module.named_children():
+                    self._look_at_chain(f"{name}.{own}", block, found)
         self.layers = (*self._attention(model), *(found[name] for name, _ in modules if name in found))
 
     def _look_at_layer(self, name: str, module: nn.Module, found: dict[str, Layer]) -> None:
@@ -123,6 +130,26 @@ class Planner:
         elif projections:
             text = f"{', '.join(projections)} as one product"
             found[name] = Layer(name, "projection", *self._swapped(name, attention_swap(module, projections, self._recipe), text))
+
+    def _look_at_chain(self, name: str, block: nn.Module, found: dict[str, Layer]) -> None:
+        """A block that calls the layers of its MLP one by one."""
+        prefix = f"{name}."
+        inside = {f"{prefix}{own}": own for own, _ in block.named_modules() if own}
+        joined = tuple(f"{one}." for one in inside if one in found and found[one].kind in ("MLP", "expert stack"))
+        activations = [full for full in inside if full in self._activations and not full.startswith(joined)]
+        if name in found or "forward" in vars(block) or len(activations) != 1 or isinstance(block, Swapped) or self._selection.why_not(name, block):
+            return
+        linears = {own: block.get_submodule(own) for full, own in inside.items() if full in self._converted and not full.startswith(joined)}
+        chosen = {own: layer for own, layer in linears.items() if isinstance(layer, nn.Linear)}
+        (activation,) = activations
+        chain = find_chain(block, chosen, inside[activation], self._activations[activation])
+        if chain is None:
+            return
+        relay, formula = chain.relay(block), self._activations.pop(activation)
+        self.swaps = [one for one in self.swaps if one.module is not relay.members[1]]
+        self.relays.append(relay)
+        text = f"{chain.up} -> {formula} -> {chain.down}{'' if chain.in_training else ', but for training'}"
+        found[name] = Layer(name, "MLP", *self._swapped(activation, relay_swap(relay, formula, self._recipe), text))
 
 
 def _kind(module: nn.Module) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = ["Layer", "Report"]
@@ -45,6 +45,11 @@ class Report:
     def left(self) -> tuple[Layer, ...]:
         """The layers that could not be converted, or were not asked for."""
         return self._of("left")
+
+    def with_left(self, reasons: Mapping[str, str]) -> Report:
+        """The same, but that the layers of these names are left, each for a reason."""
+        changed = (replace(layer, outcome="left", text=reasons[layer.name]) if layer.name in reasons else layer for layer in self.layers)
+        return replace(self, layers=tuple(changed)) if reasons else self
 
     def _of(self, outcome: Outcome) -> tuple[Layer, ...]:
         return tuple(layer for layer in self.layers if layer.outcome == outcome)

@@ -16,13 +16,14 @@ from fusible.models.parts import Activation, Attention, Blueprint, HeadNorm, Nor
 __all__ = ["Decoder", "GATES", "layer_types"]
 
 GATES: dict[str, type[nn.Module]] = {
+    "gelu": pytorch.ErfGeGLU,
     "gelu_new": pytorch.GeGLU,
     "gelu_pytorch_tanh": pytorch.GeGLU,
     "relu": pytorch.ReGLU,
     "silu": pytorch.SwiGLU,
     "swish": pytorch.SwiGLU,
 }
-"""The gate of an activation by the name that configurations have for it; ``gelu``, the form with the error function, has none here."""
+"""The gate of an activation by the name that configurations have for it; ``gelu`` is the form with the error function."""
 
 
 def layer_types(config: Config, slides: Callable[[int], bool]) -> list[str]:

@@ -9,7 +9,13 @@ from fusible.models.parts import Activation, Attention, Blueprint, Norm, Part, P
 
 __all__ = ["ACTIVATIONS", "gpt2"]
 
-ACTIVATIONS = {"gelu_new": pytorch.GELU, "gelu_pytorch_tanh": pytorch.GELU, "relu": pytorch.ReLU, "silu": pytorch.SiLU}
+ACTIVATIONS = {
+    "gelu": pytorch.ErfGELU,
+    "gelu_new": pytorch.GELU,
+    "gelu_pytorch_tanh": pytorch.GELU,
+    "relu": pytorch.ReLU,
+    "silu": pytorch.SiLU,
+}
 """Activations by the names that configurations have for them."""
 
 

@@ -10,7 +10,7 @@ from fusible.models.parts import Activation, Blueprint, Experts, Part, Product, 
 
 __all__ = ["mixtral", "qwen2_moe", "qwen3_moe"]
 
-_GATES = {"silu": "swiglu", "swish": "swiglu", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu"}
+_GATES = {"silu": "swiglu", "swish": "swiglu", "gelu": "erf_geglu", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu"}
 
 
 @family("mixtral")

@@ -10,6 +10,7 @@ import torch
 
 from fusible.compute_pipeline import Plan, QuantizedArg, quantize_args
 from fusible.nvte import DType, QuantizedType, Tensor, Type, flatten, make_nvte_tensor, nvte_dtype, unflatten
+from fusible.pytorch.engine.frozen import current_frozen_weights
 from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor
@@ -18,7 +19,7 @@ from fusible.tex.backends.cpu import fingerprints
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "stored_type"]
+__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "WeightCopy", "stored_type"]
 
 PLAIN = (torch.nn.Parameter, torch.Tensor)
 """Classes of parameters that are held as they are."""
@@ -37,7 +38,7 @@ def stored_type(parameter: torch.Tensor) -> Type:
 
 
 @dataclass(eq=False)
-class _Copy:
+class WeightCopy:
     """An 8-bit copy, and of what it is one: of these bytes at this address, cast with these scales; not of a tensor object, which may be swapped."""
 
     look: Any
@@ -60,11 +61,11 @@ class QuantizedWeights:
 
     A copy that nobody comes back for has cost its fingerprint for nothing; then the next ones go without, until a parameter comes twice looking the
     same. So training that takes a step after each forward takes no fingerprints, and where weights do recur (micro-batches, forwards that are
-    repeated, frozen weights, inference) one copy serves all.
+    repeated, frozen weights, inference) one copy serves all. In a block of ``frozen_weights`` one fingerprint vouches for all of its calls.
     """
 
     def __init__(self) -> None:
-        self._held: dict[QuantizedArg, _Copy] = {}
+        self._held: dict[QuantizedArg, WeightCopy] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_held": {}}
@@ -80,15 +81,20 @@ class QuantizedWeights:
         held = self._held  # read once, and replaced as a whole: another thread may be here too
         looks = {arg: _look(args[arg.place], arg, snapshot) for arg in plan.quantized_args}
         again = {arg for arg, look in looks.items() if look is not None and arg in held and held[arg].look == look}
-        worth = [arg for arg, look in looks.items() if look is not None and (arg not in held or held[arg].recurs or arg in again)]
-        taken = _fingerprints(worth, args)
-        stale = [arg for arg in looks if arg not in again or not _vouched(held[arg], taken.get(arg), args[arg.place])]
+        frozen = current_frozen_weights()
+        sure = {arg for arg in again if frozen.vouches_for(held[arg])} if frozen is not None else set[QuantizedArg]()
+        asked = [arg for arg, look in looks.items() if look is not None and arg not in sure]
+        taken = _fingerprints([arg for arg in asked if frozen is not None or arg not in held or held[arg].recurs or arg in again], args)
+        stale = [arg for arg in looks if arg not in sure and (arg not in again or not _vouched(held[arg], taken.get(arg), args[arg.place]))]
         for arg in again:
             held[arg].recurs = True
         if stale:
             tensors, amaxes_of = _take(plan, stale, args, snapshot, executor)
-            made = {arg: _Copy(looks[arg], taken.get(arg), tensors[arg], amaxes_of[arg], arg in again) for arg in stale}
+            made = {arg: WeightCopy(looks[arg], taken.get(arg), tensors[arg], amaxes_of[arg], arg in again) for arg in stale}
             held = self._held = {**held, **made}
+        if frozen is not None:
+            for arg in taken:
+                frozen.keep(held[arg], args[arg.place])
         amaxes: dict[str, torch.Tensor] = {}
         for arg in plan.quantized_args:
             params[arg.place] = held[arg].tensor
@@ -160,7 +166,7 @@ def _fingerprints(chosen: Sequence[QuantizedArg], args: Sequence[torch.Tensor]) 
     return {} if found is None else dict(zip(read, found, strict=True))
 
 
-def _vouched(copy: _Copy, now: Fingerprint | None, parameter: torch.Tensor) -> bool:
+def _vouched(copy: WeightCopy, now: Fingerprint | None, parameter: torch.Tensor) -> bool:
     """Whether a copy whose ``look`` is the same may be used: the bytes have the same fingerprint, or the parameter is quantized and is the copy."""
     return isinstance(parameter, QuantizedTensor) or (now is not None and now == copy.fingerprint)
 

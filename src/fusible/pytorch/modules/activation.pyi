@@ -3,6 +3,16 @@
 
 from fusible.pytorch.modules.base import BaseModule
 
+class ErfGELU(BaseModule):
+    """``0.5 x (1 + erf(x / sqrt(2)))``: the exact form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415), which is torch's ``nn.GELU()``."""
+    def __init__(self: BaseModule) -> None: ...
+
+class ErfGeGLU(BaseModule):
+    """``erf_gelu(a) * b`` (Shazeer 2020, arXiv:2002.05202).
+
+    Of the two halves ``[a | b]`` of the last dimension, which it halves."""
+    def __init__(self: BaseModule) -> None: ...
+
 class GELU(BaseModule):
     """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``: the tanh form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
     def __init__(self: BaseModule) -> None: ...

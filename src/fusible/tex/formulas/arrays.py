@@ -123,6 +123,8 @@ class Arrays:
     largest: Function
     """``(x)``: the maximum over the last dimension, which stays as one of size 1."""
     log: Function
+    erfc: Function
+    """``(x)``: ``1 - erf(x)``."""
     take: Function
     """``(x, places)``: the rows at ``places``, in the shape of these."""
     where: Function

@@ -14,6 +14,7 @@ __all__ = ["Functions", "Gate", "Pointwise"]
 
 _BETA = math.sqrt(2 / math.pi)
 _KAPPA = 0.044715
+_SQRT_HALF = math.sqrt(0.5)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,17 @@ class Functions:
         t = self._tanh_of_gelu(x)
         inner = (x * x * (3 * _KAPPA) + 1.0) * _BETA
         return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner)
+
+    def _phi(self, x: Array) -> Any:
+        """The normal distribution function, by erfc: for negative ``x``, ``1 + erf`` would cancel."""
+        return self.xp.times(self.xp.erfc(x * -_SQRT_HALF), 0.5)
+
+    def erf_gelu(self, x: Array) -> Any:
+        return self.xp.times(self._phi(x), x)
+
+    def erf_dgelu(self, g: Array, x: Array) -> Any:
+        density = self.xp.times(self.xp.exp(x * x * -0.5), _BETA / 2)
+        return g * self.xp.plus_product(self._phi(x), x, density)
 
     def sigmoid(self, x: Array) -> Any:
         return self.xp.sigmoid(x)

@@ -44,6 +44,16 @@ class ClampedSwiGLU(_Activation):
         None = None
     ) -> None: ...
 
+class ErfGEGLU(_Activation):
+    """``erf_gelu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
+    cache_quantized_input: bool
+    def __init__(self, *, cache_quantized_input: bool = False) -> None: ...
+
+class ErfGELU(_Activation):
+    """``0.5 x (1 + erf(x / sqrt(2)))``: the exact form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415), which is torch's ``nn.GELU()``."""
+    cache_quantized_input: bool
+    def __init__(self, *, cache_quantized_input: bool = False) -> None: ...
+
 class GEGLU(_Activation):
     """``gelu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
     cache_quantized_input: bool

@@ -62,6 +62,7 @@ TORCH = Arrays(
     total=lambda x: x.sum(-1, keepdim=True),
     largest=lambda x: x.amax(-1, keepdim=True),
     log=torch.log,
+    erfc=torch.erfc,
     take=lambda x, places: x[places],
     where=torch.where,
     fill=Tensor.masked_fill_,

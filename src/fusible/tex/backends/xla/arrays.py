@@ -82,6 +82,7 @@ LAZY = Arrays(
     total=lambda x: lazy.sum(x, -1, keepdim=True),
     largest=lambda x: lazy.max(x, -1, keepdim=True),
     log=lazy.log,
+    erfc=lazy.erfc,
     take=lambda x, places: lazy.gather(x, 0, places),
     where=lazy.where,
     fill=_filled,

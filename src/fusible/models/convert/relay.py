@@ -1,0 +1,106 @@
+"""MLPs whose layers a block calls one by one, as those of BERT and Whisper: ``down(act(up(x)))`` is one pipeline, though no module around it is one.
+
+The first layer computes all of it when it is called; the activation and the last layer hand on what it gave, where they are called on that very
+tensor. That a block uses its layers so, with nothing between them, is found by trying it when the model is converted (``chains``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible.errors import ShapeError, expected
+from fusible.models.convert.pipelines import ConvertedModule, quantizes
+from fusible.pytorch.modules.base import has_hooks
+from fusible.quantized import Recipe
+
+__all__ = ["Relay", "RelayedActivation"]
+
+
+class _Waiting(threading.local):
+    """What one thread has computed, and its last layer has not been called for yet."""
+
+    def __init__(self) -> None:
+        self.y: torch.Tensor | None = None
+
+
+class Relay:
+    """``names``: of the first layer, the activation and the last layer in the ``block``. ``in_training``: whether it hands on in training, too, where
+    it may drop out between them."""
+
+    def __init__(self, block: nn.Module, names: Sequence[str], in_training: bool) -> None:
+        self.block, self.in_training, self._waiting = block, in_training, _Waiting()
+        self.members: tuple[Any, ...] = tuple(block.get_submodule(name) for name in names)
+        self._inside = tuple(dict.fromkeys(_steps(block, names)))
+
+    def link(self) -> None:
+        """Let the layers compute together, from now on."""
+        up, _, down = self.members
+        for member in (up, down):
+            if isinstance(member, ConvertedModule):
+                vars(member)["_relay"] = self
+
+    def is_whole(self) -> bool:
+        """Whether its layers may be computed as one: nobody has put another in the place of one, as LoRA does, or looks at what one gives."""
+        if torch.compiler.is_compiling() or (self.block.training and not self.in_training):
+            return False
+        return not any(holder._modules.get(name) is not one or has_hooks(one) or "forward" in vars(one) for holder, name, one in self._inside)
+
+    def output(self, member: nn.Module, x: torch.Tensor, recipe: Recipe | None) -> torch.Tensor | None:
+        """What the first or the last layer gives for ``x``; None where it is to compute by itself."""
+        up, act, down = self.members
+        if member is down:
+            return self.handed_on(x, last=True)
+        if member is not up or not quantizes(recipe) or not self.is_whole():
+            return None
+        self._waiting.y = y = act._run(x)
+        return y
+
+    def handed_on(self, x: torch.Tensor, last: bool = False) -> torch.Tensor | None:
+        """``x`` where it is the output already; None where the layer is to compute. Raises ``ShapeError`` where it is made of the output."""
+        y = self._waiting.y
+        if y is None:
+            return None
+        if last or x is not y:
+            self._waiting.y = None
+        if x is y:
+            return x
+        if x.shape == y.shape:
+            got, do = "another", "convert the model again, or exclude its MLPs: its blocks compute otherwise than when it was converted"
+            raise ShapeError(expected("the output of the layer before", of=f"the input of a layer of {type(self.block).__name__}", got=got, do=do))
+        return None  # a call was broken off, and this is another one
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_waiting": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _waiting=_Waiting())
+
+
+def _steps(block: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """The layers and what lies around them in the block, each behind who holds it and its name there."""
+    for name in names:
+        holder = block
+        for own in name.split("."):
+            child = holder.get_submodule(own)
+            yield holder, own, child
+            holder = child
+
+
+class RelayedActivation(ConvertedModule):
+    """An activation between two layers that its block calls one by one. It has the pipeline of all three."""
+
+    _relay: Relay
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return self.original.forward(self, x)
+        y = self._relay.handed_on(x)
+        return self.original.forward(self, x) if y is None else y
+
+    def local_ops(self) -> tuple[Any, ...]:
+        return ()  # the parameters are those of other modules
