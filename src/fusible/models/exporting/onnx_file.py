@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,8 @@ import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, check_path, check_switch, expected
-from fusible.files import Replacement, put, replace_file
+from fusible.files import Replacement, make_folder, put, replace_file
 from fusible.models.exporting.program import checked_inputs, export_program
-from fusible.models.language_model import LanguageModel
 from fusible.models.text.libraries import library
 from fusible.pytorch.lowering import as_operators
 
@@ -57,18 +57,22 @@ def export_onnx(
     if opset < _OF_4_BITS and any(tensor.dtype is torch.float4_e2m1fn_x2 for tensor in (*program.buffers(), *program.constants.values())):
         do = "choose a later one, or another format"
         raise ArgumentError(expected(f"{_OF_4_BITS} for weights in 4 bits", of="the opset of an ONNX file", got=opset, do=do))
-    _write(Path(path), _translated(program, opset, _names(model, len(program.graph_signature.user_inputs))), external_data)
+    made = _translated(program, opset)
+    _name(made.graph, _parameters(model))
+    _write(Path(path), made, external_data)
 
 
-def _translated(program: Any, opset: int, names: Sequence[str]) -> Any:
+def _translated(program: Any, opset: int) -> Any:
     """The model in the intermediate form of the package onnx_ir."""
     optimizer = library("onnxscript", "onnx", "onnxscript.optimizer")
     with _quiet():
         # Without torch's optimization: it fuses rotary positions in a way that onnxruntime refuses. Constants are folded below.
-        options: dict[str, Any] = {"dynamo": True, "optimize": False, "verbose": False, "input_names": list(names)}
+        options: dict[str, Any] = {"dynamo": True, "optimize": False, "verbose": False}
         made = torch.onnx.export(program, opset_version=opset, custom_translation_table=_translations(opset), **options)
         assert made is not None
         optimizer.optimize_ir(made.model)
+    for one in (*made.model.graph.all_nodes(), *(value for node in made.model.graph.all_nodes() for value in node.outputs)):
+        one.metadata_props.clear()  # the exporter notes at each the lines of source that it came from
     return made.model
 
 
@@ -89,10 +93,26 @@ def _translations(opset: int) -> dict[Any, Any]:
     return functions | ({torch.ops.aten.rms_norm.default: rms_norm} if hasattr(op, "RMSNormalization") else {})
 
 
-def _names(model: nn.Module, count: int) -> list[str]:
-    """The names of the inputs: those of the parameters of the model's ``forward``."""
-    own = model.forward if isinstance(model, LanguageModel) else getattr(type(model), "original", type(model)).forward.__get__(model)
-    return list(inspect.signature(own).parameters)[:count]
+def _parameters(model: nn.Module) -> list[str]:
+    """The names of the parameters of the model's ``forward``."""
+    return [name for name in inspect.signature(getattr(type(model), "original", type(model)).forward).parameters if name != "self"]
+
+
+def _name(graph: Any, names: Sequence[str]) -> None:
+    """Call the inputs by ``names``, the only output of tokens ``logits``, and their dimensions ``batch`` and ``sequence``."""
+    for value, name in zip(graph.inputs, names, strict=False):
+        value.name = name
+    first = graph.inputs[0]
+    if not first.dtype.is_integer() or len(first.shape) != 2:
+        return
+    if len(graph.outputs) == 1:
+        graph.outputs[0].name = "logits"
+    own = {str(dim): name for dim, name in zip(first.shape, ("batch", "sequence"), strict=True) if not isinstance(dim, int)}
+    values = (value for node in graph.all_nodes() for value in node.outputs)
+    for value in (*graph.inputs, *values):
+        if value.shape is not None:
+            dims = [dim if isinstance(dim, int) else re.sub(r"\w+", lambda word: own.get(word[0], word[0]), str(dim.value)) for dim in value.shape]
+            value.shape = type(value.shape)(dims)
 
 
 @contextmanager
@@ -113,6 +133,7 @@ def _write(path: Path, model: Any, external: bool | None) -> None:
     weights = {name: value.const_value for name, value in model.graph.initializers.items()}
     serialized = library("onnx_ir", "onnx").serde.serialize_model
     if not external and (external is not None or sum(weight.nbytes for weight in weights.values()) < _LARGE):
+        make_folder(path.parent)
         replace_file(path, serialized(model).SerializeToString())
         return
     replacement = Replacement(path.parent, path.name)
