@@ -26,7 +26,7 @@ __all__ = ["export_onnx"]
 _LEAST, _OF_4_BITS, _LATEST = 21, 23, 24
 _LARGE = 1 << 30
 """Bytes of weights from which they lie in a file of their own: one message of protobuf has 2 GiB at most."""
-_ALIGNED = 4096
+_ALIGNED, _SMALL = 4096, 1024
 
 
 def export_onnx(
@@ -146,10 +146,10 @@ def _write(path: Path, model: Any, external: bool | None) -> None:
 
 
 def _put_aside(replacement: Replacement, name: str, model: Any, weights: Mapping[str, Any]) -> None:
-    """Write weights to a file of their own, to which the model then points."""
+    """Write weights to a file of their own, to which the model then points. Small ones stay: runtimes look for shapes in the model."""
     kind, offset = library("onnx_ir", "onnx").ExternalTensor, 0
     with replacement.file(name) as stream:
-        for own, weight in weights.items():
+        for own, weight in ((own, weight) for own, weight in weights.items() if weight.nbytes > _SMALL):
             put(stream, bytes(-offset % _ALIGNED))
             offset += -offset % _ALIGNED
             put(stream, weight.tobytes())

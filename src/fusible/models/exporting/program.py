@@ -41,7 +41,10 @@ def export_program(model: nn.Module, *inputs: torch.Tensor, dynamic_shapes: Sequ
     shapes = (shapes,) if isinstance(called, _Logits) else shapes
     with exporting(called, list(_unneeded(model))), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's about its own code
-        return torch.export.export(called, examples, dynamic_shapes=shapes)
+        program = torch.export.export(called, examples, dynamic_shapes=shapes)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # the lines of source that it came from: most of the file of a small model
+    return program
 
 
 def checked_inputs(model: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional as F
 
@@ -30,7 +32,8 @@ def _attention(op: ops.DotProductAttention, x: torch.Tensor, args: Args) -> torc
         cos, sin = current_pass().once(("rope angles", rotary, width), lambda: _angles(rotary, width, q))  # every layer rotates by the same
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     k, v = (_of_heads(part, op.heads // op.groups) for part in (k, v))
-    y = _attended(op, q, k, v, args.get("mask")).transpose(1, 2).flatten(2)
+    mask: Any = op.side("mask", args)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - a torch tensor here
+    y = _attended(op, q, k, v, mask).transpose(1, 2).flatten(2)
     return written(y if x.ndim == 3 else y.squeeze(0), op.y_dtype)
 
 
