@@ -12,7 +12,7 @@ from fusible.pytorch.lowering.operators import dequantize, packed_dtype
 from fusible.tex import DType
 from fusible.tex.formats import FLOAT8, FLOAT8_BLOCKS, MXFP8, NVFP4, BlockFormat, Format, format_of
 
-__all__ = ["FP8", "Constants", "constants_of", "values_of"]
+__all__ = ["Constants", "FP8", "constants_of", "values_of"]
 
 FP8 = {DType.kFloat8E4M3: torch.float8_e4m3fn, DType.kFloat8E5M2: torch.float8_e5m2}
 """The 8-bit floats as torch has them."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.lowering.registry import Args, lowers, written
 from fusible.tex.activations import ACTIVATIONS
+from fusible.tex.backends.torch_backend.pointwise import GATES, POINTWISE
 
 __all__ = ["wide"]
 
@@ -21,36 +20,6 @@ def wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def _gelu(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _qgelu(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-def _srelu(x: torch.Tensor) -> torch.Tensor:
-    return F.relu(x).square()
-
-
-def _situglu(a: torch.Tensor, b: torch.Tensor, beta1: float, beta2: float) -> torch.Tensor:
-    return beta1 * torch.tanh(a / beta1) * torch.sigmoid(a) * (beta2 * torch.tanh(b / beta2))
-
-
-def _clamped_swiglu(a: torch.Tensor, b: torch.Tensor, limit: float, alpha: float, glu_linear_offset: float) -> torch.Tensor:
-    a = a.clamp(max=limit)
-    return a * torch.sigmoid(alpha * a) * (b.clamp(-limit, limit) + glu_linear_offset)
-
-
-_ELEMENTWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": _gelu,
-    "qgelu": _qgelu,
-    "relu": F.relu,
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "srelu": _srelu,
-}
-_GATES: dict[str, Callable[..., torch.Tensor]] = {"clamped_swiglu": _clamped_swiglu, "situglu": _situglu}
 _ROWS = {row.title: row for row in ACTIVATIONS}
 
 
@@ -58,11 +27,10 @@ _ROWS = {row.title: row for row in ACTIVATIONS}
 def _activation(op: Any, x: torch.Tensor, args: Args) -> torch.Tensor:
     row, x = _ROWS[type(op).__name__], wide(x)
     if not row.gated:
-        return written(_ELEMENTWISE[row.name](x), op.y_dtype)
+        return written(POINTWISE[row.name].f(x), op.y_dtype)
     size = getattr(op, "glu_interleave_size", None)
     a, b = x.chunk(2, -1) if size is None else x.unflatten(-1, (-1, 2, size)).movedim(-2, 0).flatten(-2).unbind(0)
-    y = _ELEMENTWISE[row.of](a) * b if row.of else _GATES[row.name](a, b, *op.numbers)
-    return written(y, op.y_dtype)
+    return written(GATES[row.name].f(a, b, *getattr(op, "numbers", ())), op.y_dtype)
 
 
 @lowers(ops.Add)

@@ -11,7 +11,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, Type, is_quantized_type, te_to_torch_dtype
 from fusible.ops import Op
 
-__all__ = ["LOWERINGS", "Args", "Lowering", "lowered", "lowers", "written"]
+__all__ = ["Args", "LOWERINGS", "Lowering", "lowered", "lowers", "written"]
 
 Args = Mapping[str, torch.Tensor]
 """An op's parameters by name, the values of quantized ones in fp32; and its side inputs, by name."""
