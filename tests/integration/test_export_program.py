@@ -12,6 +12,7 @@ from exported_models import FORMATS, bound, elsewhere
 from pretrained_models import DECODERS, drawn, reference, saved
 
 import fusible
+from fusible.compat import te_modules
 from fusible.errors import ArgumentError, DTypeError
 from fusible.models import export_program, from_pretrained
 
@@ -115,6 +116,16 @@ def test_torch_export_itself_takes_a_model_in_high_precision(tmp_path: Path) -> 
     small = from_pretrained(tmp_path / "llama", FORMATS["fp8"])
     with pytest.raises(ArgumentError, match=r"expected weights in high precision, got weights in 8 or 4 bits; export it by fusible.export_program"):
         torch.export.export(small, (drawn(2, 8),))
+
+
+def test_layers_by_nvidias_names_are_exported() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(te_modules.LayerNormLinear(32, 64, device="cpu"), te_modules.LayerNormMLP(64, 96, device="cpu", activation="swiglu"))
+    x = torch.randn(8, 32)
+    with torch.no_grad():
+        program, want = export_program(model.eval(), x), model(x)
+        torch.testing.assert_close(program.module()(x), want, rtol=0, atol=bound(want))
+    assert not any("fusible" in str(node.target) for node in program.graph.nodes)
 
 
 def test_bf16_is_rounded_where_the_model_rounds(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fusible.models.convert.trying import computes, draw, tried
 from fusible.pytorch.engine.autocast import OUTSIDE
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.chain import ChainCall
-from fusible.pytorch.engine.lowered import lowered_call
+from fusible.pytorch.engine.lowered import is_exporting, lowered_call
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.modules.base import has_hooks
 from fusible.quantized import Recipe
@@ -49,7 +49,7 @@ class ConvertedExperts(ConvertedModule):
     _activation: nn.Module
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_exporting():  # the former class asks how many tokens an expert has
+        if is_exporting():  # the former class asks how many tokens an expert has
             return lowered_call(self.pipeline(0), hidden_states, (top_k_index, top_k_weights), ChainCall(), OUTSIDE)
         recipe = self._in_force()
         if self._is_plain(recipe) or torch.compiler.is_compiling() or not self._fits(recipe, hidden_states, top_k_index):

@@ -88,6 +88,6 @@ def _unneeded(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     for module in model.modules():
         recipe = module._recipe if in_force is OUTSIDE and isinstance(module, ConvertedModule) else whole
         for bound in module._bound if isinstance(module, BaseModule) and quantizes(recipe) else ():
-            holders = [bound.module] if isinstance(bound.module, nn.Module) else bound.module.modules
+            holders = [bound.module] if isinstance(bound.module, nn.Module) else vars(bound.module).get("modules", ())
             asked = [own for name, own in zip(bound.op.arg_names, bound.parameters, strict=True) if is_quantized_type(bound.op.type_of(name))]
             yield from ((holder, name) for holder in holders for name in asked if holder._parameters.get(name) is not None)

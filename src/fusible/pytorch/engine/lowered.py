@@ -27,7 +27,7 @@ from fusible.pytorch.engine.torch_autocast import activation_of
 from fusible.pytorch.lowering import constants_of, lowered, values_of
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["exporting", "lowered_call", "own_parameter"]
+__all__ = ["exporting", "is_exporting", "lowered_call", "own_parameter"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class _Model:
 
 
 _model: ContextVar[_Model | None] = ContextVar("fusible_exported_model", default=None)
+
+
+def is_exporting() -> bool:
+    """Whether ``torch.export`` traces by running the code. Where it has the compiler trace (``strict``), pipelines are our own operators."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 @contextmanager
@@ -70,7 +75,7 @@ def _put_back(now: dict[str, Any], then: Mapping[str, Any]) -> None:
 
 def own_parameter(module: nn.Module, name: str) -> torch.Tensor | None:
     """The parameter of a module; of one that is being exported as it was before."""
-    model = _model.get() if torch.compiler.is_exporting() else None  # torch.compile cannot trace the first
+    model = _model.get() if is_exporting() else None  # torch.compile cannot trace the first
     return (module._parameters if model is None else model.parameters[module]).get(name)
 
 
@@ -136,15 +141,24 @@ def _planned(
 def _real(holders: Sequence[tuple[Any, str]]) -> list[torch.Tensor]:
     """The parameters as they were before the tracer came. Outside of ``exporting``, as it has left them."""
     model = _model.get()
-    modules = [module for holder, _ in holders for module in (getattr(holder, "modules", ()) if not isinstance(holder, nn.Module) else (holder,))]
-    then = {module: dict(module._parameters) for module in modules}
+    then = {module: dict(module._parameters) for module in (model.parameters if model is not None else ())}
     try:
-        for module in then if model is not None else ():
+        for module in then:
             _put_back(module._parameters, model.parameters[module])  # type: ignore[union-attr]
-        return [parameter_of(holder, name) for holder, name in holders]
+        return [_read(holder, name) for holder, name in holders]
     finally:
         for module, own in then.items():
             _put_back(module._parameters, own)
+
+
+def _read(holder: Any, name: str) -> torch.Tensor:
+    """The parameter of a module, or of what stands for one."""
+    if isinstance(holder, nn.Module):
+        return parameter_of(holder, name)
+    try:
+        return holder._parameters[name]
+    except KeyError:
+        return getattr(holder, name)
 
 
 def _value(holder: Any, name: str, constants: Any) -> torch.Tensor:
@@ -156,4 +170,4 @@ def _value(holder: Any, name: str, constants: Any) -> torch.Tensor:
         parts = {part: holder._buffers.get(f"{name}_{part}") for part in ("codes", "scale", "tensor_scale")}
         return values_of({**parts, "block": model.blocks[holder, name]})
     hidden = own_parameter(holder, name) if isinstance(holder, nn.Module) and holder._parameters.get(name) is None else None
-    return parameter_of(holder, name) if hidden is None else hidden  # which is needed for more than its codes
+    return _read(holder, name) if hidden is None else hidden  # which is needed for more than its codes
