@@ -174,6 +174,7 @@ def test_the_command_writes_each_kind(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's about its own code
 def test_the_command_writes_a_compiled_package(tmp_path: Path) -> None:
     folder = str(saved("llama", tmp_path))
     assert main(["export", folder, "--to", "aoti", "--out", str(tmp_path / "model.pt2")]) == 0

@@ -61,6 +61,7 @@ def test_a_saved_program_runs_where_fusible_is_not(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's about its own code
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_compiled_package_runs_where_fusible_is_not(name: str, tmp_path: Path) -> None:
     model = from_pretrained(saved("llama", tmp_path), FORMATS[name], dtype=torch.float32)
