@@ -24,6 +24,7 @@ ROOMS = {
     "distributed": "meshes, and how a model is laid out on one",
     "pytorch": "modules, Sequential, autocast, operations",
     "pytorch.engine": "runner, calls, executors, replay, scaling",
+    "pytorch.lowering": "ops as torch's functions, for exports",
     "compute_pipeline": "type inference, fusion, plans, execution",
     "fusions": "fused passes",
     "ops": "operations",

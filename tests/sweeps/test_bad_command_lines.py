@@ -26,6 +26,7 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "bench": (["--quick", "--only", "casts"], []),
     "check-backend": (["--only", "gelu"], ["torch"]),
     "evaluate": ("--text text.txt --formats bf16 --window 4 --tokens 8".split(), ["new"]),
+    "export": (["--out", "made.onnx"], ["new"]),
     "generate": (["--bytes", "1"], ["trained"]),
     "info": ([], []),
     "quantize": (["--format", "fp8", "--out", "made"], ["model"]),

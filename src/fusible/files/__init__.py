@@ -2,7 +2,7 @@
 
 from fusible.files.json_text import parse_json
 from fusible.files.reading import map_file, read_file
-from fusible.files.writing import NewFolder, Replacement, locate, make_folder, put, refused, replace_file, replace_files, replace_folder
+from fusible.files.writing import NewFolder, Replacement, locate, make_folder, put, refused, replace_file, replace_files, replace_folder, replaced
 
 __all__ = [
     "NewFolder",
@@ -17,4 +17,5 @@ __all__ = [
     "replace_file",
     "replace_files",
     "replace_folder",
+    "replaced",
 ]

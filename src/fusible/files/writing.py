@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["NewFolder", "Replacement", "locate", "make_folder", "put", "refused", "replace_file", "replace_files", "replace_folder"]
+__all__ = ["NewFolder", "Replacement", "locate", "make_folder", "put", "refused", "replace_file", "replace_files", "replace_folder", "replaced"]
 
 _SAVING, _SAVED = ".saving", ".saved"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -205,6 +205,23 @@ def replace_file(path: Path, content: bytes) -> None:
             _remove(beside)
             raise
         _flush(path.parent)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A place to which another library writes a file by its name. Where the block ends, that file takes the place of ``path``, or nothing does. Its
+    folder is made where it is missing. Raises ``FileError`` where that cannot be done."""
+    replacement = Replacement(path.parent, path.name)
+    place = replacement.saving / path.name
+    try:
+        with _telling(path.parent, path.name):
+            yield place
+            with open(place, "rb") as written:
+                os.fsync(written.fileno())
+        replacement.complete({})
+    except BaseException:
+        replacement.abandon()
+        raise
 
 
 def replace_folder(folder: Path, new: Path) -> None:

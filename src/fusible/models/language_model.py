@@ -111,7 +111,7 @@ class LanguageModel(nn.Module):
         if self.blueprint.embedding_scale != 1.0:
             x = x * torch.tensor(self.blueprint.embedding_scale, dtype=x.dtype)  # rounded to the dtype first, as these models were trained
         if self.positions is not None and places is not None:
-            if places.numel() and int(places.max()) >= self.context:
+            if not torch.compiler.is_exporting() and places.numel() and int(places.max()) >= self.context:  # a program's shapes are bounded
                 got = int(places.max()) + 1
                 raise ArgumentError(expected(f"at most {self.context} tokens", of="a sequence", got=got, do="give a shorter one"))
             x = x + F.embedding(places, self.positions.weight)

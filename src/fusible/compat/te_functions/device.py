@@ -60,7 +60,7 @@ def torch_version() -> tuple[int, ...]:
 
 @contextmanager
 def onnx_export(enabled: bool = False) -> Iterator[None]:
-    """A context that changes nothing: Fusible's modules are exported as they are (``fusible.pytorch.export``)."""
+    """A context that changes nothing: Fusible's modules are exported as they are (``fusible.export_onnx``)."""
     yield
 
 

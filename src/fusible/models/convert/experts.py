@@ -14,7 +14,10 @@ from fusible.models.convert.linear import BoundParts, why_no_parameters
 from fusible.models.convert.pipelines import ConvertedModule, ConvertedRunner, placeholder, quantizes
 from fusible.models.convert.swapping import Swap
 from fusible.models.convert.trying import computes, draw, tried
+from fusible.pytorch.engine.autocast import OUTSIDE
 from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.chain import ChainCall
+from fusible.pytorch.engine.lowered import is_exporting, lowered_call
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.modules.base import has_hooks
 from fusible.quantized import Recipe
@@ -39,7 +42,7 @@ class ConvertedExperts(ConvertedModule):
     are quantized by themselves, and a token's experts are summed in fp32.
 
     Within a graph of ``torch.compile``, or where weights cannot be cut into whole blocks of a format, its former class computes it, unquantized.
-    ``fell_back`` says so.
+    ``fell_back`` says so. A program of ``torch.export`` has them unquantized too.
     """
 
     _top_k: int
@@ -48,6 +51,8 @@ class ConvertedExperts(ConvertedModule):
     """Why the former class computed the latest call, or, before the first one, is going to; empty where the pipeline did."""
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        if is_exporting():  # the former class asks how many tokens an expert has
+            return lowered_call(self.pipeline(0), hidden_states, (top_k_index, top_k_weights), ChainCall(), OUTSIDE)
         recipe = self._in_force()
         if torch.compiler.is_compiling() or self._is_plain(recipe):
             return self.original.forward(self, hidden_states, top_k_index, top_k_weights)

@@ -17,6 +17,7 @@ from fusible.models.convert.linear import BoundParts, joined_ops, linear_ops
 from fusible.models.convert.pipelines import ConvertedModule
 from fusible.models.convert.swapping import Swap
 from fusible.models.convert.trying import computes, draw, takes_one_tensor, tried
+from fusible.pytorch.engine.lowered import own_parameter
 from fusible.pytorch.modules.base import has_hooks
 from fusible.quantized import Recipe
 
@@ -50,7 +51,7 @@ class ConvertedMLP(ConvertedModule):
         return len(self._inputs) == 1 or is_joined(self._weights())
 
     def _weights(self) -> list[torch.Tensor | None]:
-        return [self._modules[name]._parameters.get("weight") for name in self._inputs]  # type: ignore[union-attr]  # pyright: ignore
+        return [own_parameter(self._modules[name], "weight") for name in self._inputs]  # type: ignore[arg-type]  # pyright: ignore
 
     def join(self) -> None:
         """Let the layers that read x be one product, from now on."""

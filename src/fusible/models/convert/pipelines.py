@@ -15,6 +15,7 @@ from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.chain import ChainCall
 from fusible.pytorch.engine.compiled import handle_of
+from fusible.pytorch.engine.lowered import own_parameter
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule
@@ -128,7 +129,7 @@ class ConvertedModule(Swapped, BaseModule):
 
     def _is_plain(self, recipe: Recipe | None) -> bool:
         """Whether the former class computes what is asked: nothing is quantized, and no parameter is held in 8 bits."""
-        return not quantizes(recipe) and not any(isinstance(parameter, QuantizedTensor) for parameter in self._parameters.values())
+        return not quantizes(recipe) and not any(isinstance(own_parameter(self, name), QuantizedTensor) for name in self._parameters)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_own": None, "_latest": None}

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fusible.models.convert.joining import is_joined
+from fusible.pytorch.engine.lowered import own_parameter
 
 if TYPE_CHECKING:
     from fusible.models.convert.attention import ConvertedAttention
@@ -57,7 +58,7 @@ class Siblings:
             return y
         if waiting.x is not None:
             waiting.x, waiting.outputs, self._in_vain = None, {}, self._in_vain + 1
-        if not self.together or not is_joined([other._parameters.get("weight") for other in self._members]):
+        if not self.together or not is_joined([own_parameter(other, "weight") for other in self._members]):
             return None
         # Each an output of its own, as that of a layer that computes by itself: whatever is done to it.
         outputs: Any = torch.split_with_sizes_copy(self._owner.joined(x), self._rows, dim=-1)

@@ -141,7 +141,7 @@ class _Kept(bytearray):
 def _runner_of(name: str) -> PipelineRunner:
     runner = _traced.get(name)
     if runner is None:
-        got, do = "one that is gone, has changed or was traced in another process", "compile it again, or write it by fusible.pytorch.export"
+        got, do = "one that is gone, has changed or was traced in another process", "compile it again, or write it by fusible.export_program"
         raise ArgumentError(expected("the module that was traced", of="a compiled call", got=got, do=do))
     owner = runner.aside() if runner.aside is not None else None
     if owner is not None:
