@@ -21,7 +21,7 @@ BlockScales read_floats(const TensorView& scales, std::int64_t rows, std::int64_
     const std::int64_t blocks = (cols + kSide - 1) / kSide;
     cast::check_scales<float>(scales, "right_scales", tiled ? (rows + kSide - 1) / kSide : blocks, tiled ? blocks : rows);
     const auto* const data = scales.as<const std::uint8_t>();
-    return tiled ? BlockScales{data, 4, kSide, scales.cols(), 1} : BlockScales{data, 4, 1, 1, scales.cols()};
+    return tiled ? BlockScales{data, 4, kSide, scales.cols(), 1, kSide} : BlockScales{data, 4, 1, 1, scales.cols(), kSide};
 }
 
 /// One byte for each `block` codes of a row.
@@ -30,7 +30,7 @@ BlockScales read_bytes(const TensorView& scales, std::int64_t rows, std::int64_t
     if (cols % block != 0) throw ShapeError(expected(multiples.c_str(), "right", std::to_string(cols), "pad it with zeros"));
     cast::check_scales<std::uint8_t>(scales, "right_scales", rows, cols / block);
     if (tiled) throw ArgumentError(expected("float32 scales", "right_scales of squares", name_of(scales.dtype), "repeat those of a square for its rows"));
-    return {scales.as<const std::uint8_t>(), 1, 1, scales.cols(), 1};
+    return {scales.as<const std::uint8_t>(), 1, 1, scales.cols(), 1, block};
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cast/output.hpp"
-#include "codes/kernels.hpp"
+#include "gemm/kernels.hpp"
 #include "runtime/checks.hpp"
 
 namespace fusible::gemm {
@@ -14,8 +14,15 @@ struct BlockScales {
     std::int64_t lines;      // rows that share them: a side of a square, or one
     std::int64_t line_step;  // scales from there to the next
     std::int64_t block_step;
+    std::int64_t length;  // of a block along a row
 
-    const void* at(std::int64_t row) const { return data == nullptr ? nullptr : data + row / lines * line_step * width; }
+    /// That of an element, from which on the others of its row follow.
+    const void* at(std::int64_t row, std::int64_t col = 0) const {
+        return data == nullptr ? nullptr : data + (row / lines * line_step + col / length * block_step) * width;
+    }
+
+    /// From row to row, of those that lie in one square.
+    std::int64_t row_step() const { return lines == 1 ? line_step : 0; }
 };
 
 struct Operand {
@@ -31,8 +38,15 @@ struct Operand {
 
     const void* at(std::int64_t row, std::int64_t col) const { return data + (row * cols + col) * width; }
 
-    /// Bytes of a row of codes.
-    std::int64_t row_bytes() const { return coding == codes::Coding::Fp4 ? cols / 2 : cols; }
+    std::int64_t row_bytes() const { return bytes_of(cols); }
+
+    /// Bytes of so many elements of a row.
+    std::int64_t bytes_of(std::int64_t elements) const { return coding == codes::Coding::Fp4 ? elements / 2 : elements * width; }
+
+    /// Codes with scales, from the first element of a block on: rows that lie in one square, where scales are of squares.
+    CodedRows coded(std::int64_t row, std::int64_t col) const {
+        return {data + row * row_bytes() + bytes_of(col), row_bytes(), scales.at(row, col), scales.row_step(), scales.block_step};
+    }
 };
 
 Operand read_operand(const TensorView& view, bool transposed, DType dtype, Scalar scale, const char* name);

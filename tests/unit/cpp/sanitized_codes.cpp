@@ -1,4 +1,4 @@
-// Products of few rows with codes that are read as they lie: every format, with blocks and ends of them.
+// Products with codes that are read as they lie, or packed with their scales: every format, with blocks and ends of them.
 #include "gemm/gemm.hpp"
 #include "sanitized.hpp"
 
@@ -14,7 +14,7 @@ void exercise(std::int64_t m, std::int64_t n, std::int64_t k, DType left, DType 
 }
 
 const Drive driver([] {
-    for (const std::int64_t m : {0, 1, 2, 5, 8, 13, 24})
+    for (const std::int64_t m : {0, 1, 2, 5, 8, 13, 24, 25, 70})
         for (const std::int64_t n : {1, 8, 65, 130})
             for (const std::int64_t k : {0, 32, 96, 1024, 1312}) {
                 const Buffer exponents(DType::Byte, n, k / 32), small(DType::Byte, n, k / 16);
