@@ -1,6 +1,6 @@
-// Rows of codes with scales of blocks along them, read as units of their values. Units of two bf16 are those of values that bf16 holds (scaling.hpp
-// says which these are): powers of two are added to exponents, and of a code of four bits and its scale, a product of six bits at most, there is a
-// table. Units of one float are products in float.
+// Codes with scales of blocks along the contracted dimension, read as units of their values. Units of two bf16 are those of values that bf16 holds
+// (scaling.hpp says which these are): powers of two are added to exponents, and of a code of four bits and its scale, a product of six bits at most,
+// there is a table. Units of one float are products in float.
 #pragma once
 
 #include "cast/e2m1.hpp"
@@ -17,24 +17,38 @@ using namespace cast::FUSIBLE_LEVEL;
 
 #if defined(__AVX512BF16__)
 
-/// By what the bits of a bf16 grow where it is multiplied by 2^(code - 127), of E8M0 and of a float.
+/// By what the bits of bf16 grow where they are multiplied by powers of two.
+struct Factors {
+    __m512i growth;
+};
+
+/// 2^(exponent - 127).
+inline Factors powers(int exponent) { return {_mm512_set1_epi16(static_cast<short>((exponent - 127) * 128))}; }
+
+/// The same of a vector of E8M0, a unit each.
+inline Factors powers_of_bytes(const std::uint8_t* bytes) {
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    const __m512i twins = _mm512_or_si512(codes, _mm512_slli_epi32(codes, 16));
+    return {_mm512_slli_epi16(_mm512_sub_epi16(twins, _mm512_set1_epi16(127)), 7)};
+}
+
 struct ScaleBytes {
     static constexpr int kBlock = cast::kMxBlock;
     using Scale = std::uint8_t;
-    static int read(std::uint8_t code) { return (code - 127) * 128; }
+    static Factors read(std::uint8_t code) { return powers(code); }
 };
 
 struct ScaleFloats {
     static constexpr int kBlock = cast::kScaledBlock;
     using Scale = float;
-    static int read(float scale) { return ((bits_of(scale) >> 23) - 127) * 128; }
+    static Factors read(float scale) { return powers(bits_of(scale) >> 23); }
 };
 
-/// Numbers times a power of two; zeros and what is no number stay what they are.
-inline Units scaled(Units units, int growth) {
+/// Numbers times powers of two; zeros and what is no number stay what they are.
+inline Units scaled(Units units, Factors factors) {
     const __m512i sizes = _mm512_add_epi16(units.v, units.v);  // without their signs
     const __mmask32 numbers = _mm512_cmplt_epu16_mask(_mm512_sub_epi16(sizes, _mm512_set1_epi16(1)), _mm512_set1_epi16(static_cast<short>(0xfeff)));
-    return {_mm512_mask_add_epi16(units.v, numbers, units.v, _mm512_set1_epi16(static_cast<short>(growth)))};
+    return {_mm512_mask_add_epi16(units.v, numbers, units.v, factors.growth)};
 }
 
 /// The bf16 of each code of four bits times each scale.
@@ -75,19 +89,23 @@ inline Units units_of_fours(const std::uint8_t* codes, std::uint8_t first, std::
 
 #else
 
+using Factors = F32;
+
+inline Factors powers_of_bytes(const std::uint8_t* bytes) { return power_of(load_bytes(bytes)); }
+
 struct ScaleBytes {
     static constexpr int kBlock = cast::kMxBlock;
     using Scale = std::uint8_t;
-    static float read(std::uint8_t code) { return power_of(std::int32_t{code}); }
+    static Factors read(std::uint8_t code) { return splat(power_of(std::int32_t{code})); }
 };
 
 struct ScaleFloats {
     static constexpr int kBlock = cast::kScaledBlock;
     using Scale = float;
-    static float read(float scale) { return scale; }
+    static Factors read(float scale) { return splat(scale); }
 };
 
-inline Units scaled(Units units, float factor) { return mul(units, splat(factor)); }
+inline Units scaled(Units units, Factors factors) { return mul(units, factors); }
 
 /// The values of E4M3.
 struct ValuesOfScales {
@@ -160,6 +178,40 @@ void pack_coded_rows(const CodedRows& source, std::int64_t rows, std::int64_t de
 template <class Reader>
 void pack_coded_turned(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out) {
     turn_rows(Reader{source}, rows, depth, out);
+}
+
+/// kLanes columns of two rows (of one, where that is a unit), of which there are `count`.
+template <class F>
+inline Units coded_across(const std::uint8_t* codes, std::ptrdiff_t stride, std::int64_t count) {
+    code<F> padded[kDepth][kLanes] = {};
+    const code<F>* rows[kDepth];
+    for (int d = 0; d < kDepth; ++d) {
+        rows[d] = reinterpret_cast<const code<F>*>(codes + d * stride);
+        if (count >= kLanes) continue;
+        std::memcpy(static_cast<void*>(padded[d]), rows[d], static_cast<std::size_t>(count));
+        rows[d] = padded[d];
+    }
+    return units_across(rows);
+}
+
+/// A micro-panel of a matrix of FP8 [depth, width <= NR], contiguous in its width, with a byte of E8M0 for each column of kMxBlock rows (whole blocks):
+/// out[u][j], where vectors have columns.
+template <class F>
+void pack_coded_across(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out) {
+    for (std::int64_t k = 0; k < depth; k += cast::kMxBlock) {
+        const auto* const bytes = static_cast<const std::uint8_t*>(source.scales) + k / cast::kMxBlock * source.scale_block_step;
+        for (std::int64_t j = 0; j < width; j += kLanes) {
+            const std::int64_t count = width - j < kLanes ? width - j : kLanes;
+            std::uint8_t padded[kLanes] = {};
+            std::memcpy(padded, bytes + j, static_cast<std::size_t>(count));
+            const Factors factors = powers_of_bytes(padded);
+            for (int d = 0; d < cast::kMxBlock; d += kDepth) {
+                const std::uint8_t* const codes = source.codes + (k + d) * source.stride + j;
+                for (int i = 0; i < kDepth; ++i) __builtin_prefetch(codes + (kAhead + i) * source.stride);
+                store_units(out + (k + d) / kDepth * kNR + j, scaled(coded_across<F>(codes, source.stride, count), factors));
+            }
+        }
+    }
 }
 
 }  // namespace

@@ -54,12 +54,6 @@ void run(Product& p) {
     }
 }
 
-/// What a product has whose right operand is in blocks.
-void check_layout(bool left_transposed, bool right_transposed) {
-    if (left_transposed || !right_transposed)
-        throw ArgumentError(expected("a transposed right operand, and a left one that is not", "gemm with right_scales", "others", "change the flags"));
-}
-
 GeluStep read_gelu(int gelu, const OptionalView& pre_gelu) {
     if (gelu < 0 || gelu > 2) throw ArgumentError(expected("0, 1 or 2", "gelu", std::to_string(gelu), "pass one of the three"));
     if (gelu == 2 && !pre_gelu) throw ArgumentError(expected("a tensor", "pre_gelu with gelu 2", "None", "pass the input of the GELU"));
@@ -85,9 +79,8 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
         check_elsewhere(**view, name, right, "right");
         if (right_scales) check_elsewhere(**view, name, *right_scales, "right_scales");
     }
-    if (right_scales) check_layout(left_transposed, right_transposed);
     const Operand a = read_operand(left, left_transposed, left_dtype, left_scale, "left");
-    const Operand b = right_scales ? read_blocks(right, right_dtype, right_scale, *right_scales, right_tiled)
+    const Operand b = right_scales ? read_blocks(right, right_transposed, right_dtype, right_scale, *right_scales, right_tiled)
                                    : read_operand(right, right_transposed, right_dtype, right_scale, "right");
     const std::int64_t m = a.transposed ? a.cols : a.rows;
     const std::int64_t k = a.transposed ? a.rows : a.cols;

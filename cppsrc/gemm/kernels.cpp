@@ -141,6 +141,7 @@ const Kernels kernels = {
     FUSIBLE_PACKERS(pack_turned),
     FUSIBLE_CODED_PACKERS(pack_coded_rows),
     FUSIBLE_CODED_PACKERS(pack_coded_turned),
+    {nullptr, nullptr, pack_coded_across<E4M3>, pack_coded_across<E5M2>, nullptr, nullptr, nullptr},
     FUSIBLE_PACKERS(pack_tiles),
     FUSIBLE_PACKERS(pack_tiles_down),
     kMultiply,

@@ -28,13 +28,14 @@ struct Block {
     std::int64_t ahead_bytes;
 };
 
-/// Rows of codes with scales of blocks along them, from a row on and from the first element of a block on.
+/// Rows of codes with scales of blocks along them, from a row on and from the first element of a block on; or with blocks along columns, from the first
+/// row of a block on.
 struct CodedRows {
     const std::uint8_t* codes;
     std::ptrdiff_t stride;  // bytes
-    const void* scales;     // bytes or floats, so many of them apart from row to row and from block to block
-    std::ptrdiff_t scale_row_step;
+    const void* scales;     // bytes or floats, so many of them apart from block to block, and from row to row where blocks lie along these
     std::ptrdiff_t scale_block_step;
+    std::ptrdiff_t scale_row_step;
 };
 
 /// Rows of A that a product reads B for without packing it.
@@ -101,6 +102,8 @@ struct Kernels {
     void (*pack_coded_rows[codes::kCodings])(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out,
                                              std::int64_t out_stride);
     void (*pack_coded_turned[codes::kCodings])(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out);
+    /// pack_across of at most NR columns of codes with a byte for each block of one; null of all but MxE4M3 and MxE5M2.
+    void (*pack_coded_across[codes::kCodings])(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out);
 
     /// [rows, depth], and [depth, width] whose columns are the rows, in squares: for kernels that read tiles.
     void (*pack_tiles[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,

@@ -27,11 +27,12 @@ void pack_b_panel(const Product& p, const Round& round, std::int64_t panel, std:
     const std::int64_t col = round.n0 + panel * nr;
     const std::int64_t cols = std::min(nr, p.n - col);
     const int kind = table_index(p.b.kind);
-    if (p.scales_values())
-        return p.kernels.pack_coded_turned[static_cast<int>(p.b.coding)](p.b.coded(col, round.k0), cols, round.kc, out);
+    const int coding = static_cast<int>(p.b.coding);
     if (p.scaling == Scaling::OfSums) write_factors(p, round, col, cols, out + p.units(round.kc) * nr);
+    if (p.b.transposed && p.scales_values()) return p.kernels.pack_coded_turned[coding](p.b.coded(col, round.k0), cols, round.kc, out);
     if (p.b.transposed) return p.kernels.pack_turned[kind](p.b.at(col, round.k0), p.b.cols, cols, round.kc, out);
     if (cols < nr) std::fill(out, out + p.units(round.kc) * nr, 0);
+    if (p.scales_values()) return p.kernels.pack_coded_across[coding](p.b.coded(round.k0, col), round.kc, cols, out);
     p.kernels.pack_across[kind](p.b.at(round.k0, col), p.b.cols, round.kc, cols, out, nr);
 }
 

@@ -23,26 +23,31 @@ Range plain_exponents(ElementKind kind) {
     return {127 - cast::kPlainExponent + reach, 127 + cast::kPlainExponent - reach};
 }
 
-bool are_zeros(const std::uint8_t* codes, std::int64_t count) {
-    return std::all_of(codes, codes + count, [](std::uint8_t code) { return (code & 0x7f) == 0; });
+/// Whether the codes of a block are zeros: that of the `line`-th line of scales, the i-th of its own.
+bool is_of_zeros(const Operand& b, std::int64_t line, std::int64_t i) {
+    const std::uint8_t* code = b.transposed ? b.data + line * b.cols + i * cast::kMxBlock : b.data + line * cast::kMxBlock * b.cols + i;
+    const std::int64_t step = b.transposed ? 1 : b.cols;
+    int bits = 0;
+    for (int place = 0; place < cast::kMxBlock; ++place) bits |= code[place * step] & 0x7f;
+    return bits == 0;
 }
 
 /// Whether bf16 holds the values: those of a block with another exponent do where all are zeros.
 bool are_plain_bytes(const Operand& b) {
     const Range plain = plain_exponents(b.kind);
-    const std::int64_t blocks = b.cols / b.scales.length;
-    for (std::int64_t row = 0; row < b.rows; ++row) {
-        const auto* const bytes = static_cast<const std::uint8_t*>(b.scales.at(row));
+    const std::int64_t lines = b.rows / b.scales.lines;
+    const std::int64_t count = b.cols / b.scales.length;
+    for (std::int64_t line = 0; line < lines; ++line) {
+        const auto* const bytes = static_cast<const std::uint8_t*>(b.scales.at(line * b.scales.lines));
         int least = 0xff;
         int most = 0;
-        for (std::int64_t i = 0; i < blocks; ++i) {
+        for (std::int64_t i = 0; i < count; ++i) {
             least = std::min<int>(least, bytes[i]);
             most = std::max<int>(most, bytes[i]);
         }
         if (plain.has(least) && plain.has(most)) continue;
-        const std::uint8_t* const codes = b.data + row * b.row_bytes();
-        for (std::int64_t i = 0; i < blocks; ++i)
-            if (bytes[i] == 0xff || (!plain.has(bytes[i]) && !are_zeros(codes + i * b.scales.length, b.scales.length))) return false;
+        for (std::int64_t i = 0; i < count; ++i)
+            if (bytes[i] == 0xff || (!plain.has(bytes[i]) && !is_of_zeros(b, line, i))) return false;
     }
     return true;
 }

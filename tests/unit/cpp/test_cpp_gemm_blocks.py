@@ -172,6 +172,38 @@ def test_many_rows_have_the_bits_of_a_product_of_decoded_values(level: str, rows
         assert torch.equal(right.product(left), wanted), (name, lines, blocks)
 
 
+@pytest.mark.parametrize("name", ["mx e4m3", "mx e5m2"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, E4M3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_blocks_along_columns(level: str, name: str, kind: torch.dtype, transposed: bool) -> None:
+    """A right operand that is not transposed, as in a backward pass: the bits of a product of decoded values, at ends of panels and of K too."""
+    wide = torch.float32 if kind == torch.float32 else torch.bfloat16
+    for rows, lines, blocks in product((1, 30, 210), (1, 33), (3, 130)):
+        right = random_blocks(name, lines, blocks)
+        right.scales[0, 0] = 0
+        right.codes[0, :32] = 0x80
+        left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
+        want, allowed = left.double() @ right.values.t(), bound(left, right, torch.float32)
+        left = left.t().contiguous() if transposed else left
+        codes, scales = right.codes.t().contiguous(), right.scales.t().contiguous()
+        got, decoded = torch.empty(rows, lines), torch.empty(rows, lines)
+        native.gemm(left, transposed, kind, 1.0, codes, False, right.dtype, 1.0, got, torch.float32, right_scales=scales)
+        native.gemm(left, transposed, kind, 1.0, right.values.t().contiguous().to(wide), False, wide, 1.0, decoded, torch.float32)
+        assert torch.equal(got, decoded), (rows, lines, blocks)
+        agree(got, want, allowed)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_left_operand_may_be_transposed(level: str, name: str) -> None:
+    right = random_blocks(name, 70, 10)
+    for rows, kind in product((3, 40), (torch.float32, torch.bfloat16)):
+        left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
+        got = torch.empty(rows, 70)
+        operands = left.t().contiguous(), True, kind, 1.0, right.codes, True, right.dtype, 1.0, got, torch.float32
+        native.gemm(*operands, right_scales=right.scales, right_tiled=right.tiled)
+        agree(got, left.double() @ right.values.t(), bound(left, right, torch.float32))
+
+
 @pytest.mark.parametrize("name", ["mx e4m3", "mx e5m2", "rows e4m3", "squares e5m2"])
 @pytest.mark.parametrize("scale", [0, 1, 9, 10, 40, 76, 178, 200, 246])
 def test_scales_at_the_ends_of_their_range_are_exact(level: str, name: str, scale: int) -> None:
@@ -190,9 +222,14 @@ def test_blocks_of_zeros_may_have_any_scale(level: str) -> None:
     right = random_blocks("mx e4m3", 40, 9)
     right.codes[3:9, 32:96] = 0x80
     left = torch.randn(30, right.values.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
-    wanted = right.product(left)
+    usual, wanted = right.scales.clone(), right.product(left)
     right.scales[3:9, 1:3] = torch.tensor([0, 254], dtype=torch.uint8)
     assert torch.equal(right.product(left), wanted)
+    operands = left, False, left.dtype, 1.0, right.codes.t().contiguous(), False, right.dtype, 1.0
+    across = [torch.empty(30, 40), torch.empty(30, 40)]
+    for result, scales in zip(across, (usual, right.scales), strict=True):
+        native.gemm(*operands, result, torch.float32, right_scales=scales.t().contiguous())
+    assert torch.equal(*across)
     right.scales[4, 2] = 0xFF
     assert bool(right.product(left)[:, 4].isnan().all())
 
@@ -233,10 +270,13 @@ def test_wrong_arguments_are_named_before_anything_is_written() -> None:
             native.gemm(left=left, left_transposed=flags[0], right_transposed=flags[1], **kinds, **given)
         assert bool((out == 7.0).all())
 
-    refused(
-        ArgumentError, "gemm with right_scales: expected a transposed right operand, and a left one that is not", torch.zeros(64, 4), (True, True)
-    )
-    refused(ArgumentError, "gemm with right_scales: expected a transposed right operand", torch.zeros(4, 6), (False, False), dst=torch.zeros(4, 64))
+    other = "gemm with right_scales that are no E8M0 bytes: expected a transposed right operand, got another"
+    floats = torch.zeros(1, 64)
+    refused(ArgumentError, other, torch.zeros(4, 6), (False, False), right_scales=floats)
+    refused(ArgumentError, other, torch.zeros(6, 4), (True, False), right_scales=floats)
+    refused(ArgumentError, other, torch.zeros(4, 6), (False, False), right_dtype=E2M1)
+    refused(ShapeError, "right: expected rows in multiples of 32, got 6", torch.zeros(4, 6), (False, False))
+    refused(ShapeError, "right_scales: expected a matrix of at least 1 x 64", torch.zeros(4, 32), (False, False), right=right.codes.new_zeros(32, 64))
     refused(ShapeError, "right_scales: expected a matrix of at least 6 x 2", right_scales=right.scales[:, :1].contiguous())
     refused(ShapeError, "right: expected columns in multiples of 32, got 40", torch.zeros(4, 40), right=right.codes[:, :40].contiguous())
     refused(ShapeError, "right_scales: expected a matrix of at least 1 x 6", right_scales=torch.zeros(1, 5))
