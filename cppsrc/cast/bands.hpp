@@ -11,13 +11,13 @@ namespace fusible::cast {
 
 constexpr std::int64_t kBandCols = 1024;  // of a task
 
-/// One scale for each block, fp32 or a byte, in a matrix that may have more lines and columns.
+/// One scale for each block, fp32 or a byte (`bytes` says of which types), in a matrix that may have more lines and columns.
 template <class Scale>
-void check_scales(const TensorView& view, const char* name, std::int64_t lines, std::int64_t blocks) {
+void check_scales(const TensorView& view, const char* name, std::int64_t lines, std::int64_t blocks, const char* bytes = "uint8 or float8_e8m0fnu") {
     if constexpr (std::is_same_v<Scale, float>)
         check_dtype(view, name, view.dtype == DType::Float32, "float32");
     else
-        check_dtype(view, name, size_of(view.dtype) == 1, "uint8 or float8_e8m0fnu");
+        check_dtype(view, name, size_of(view.dtype) == 1, bytes);
     if (view.ndim == 2 && view.shape[0] >= lines && view.shape[1] >= blocks) return;
     throw ShapeError(expected("a matrix of at least " + std::to_string(lines) + " x " + std::to_string(blocks), name, view.shape_text(),
                               "pass one for each block"));
@@ -47,15 +47,15 @@ inline void check_any_copy(const OptionalView& dst, const OptionalView& dst_colu
     throw ArgumentError(expected("a tensor", "dst or dst_columns", "None for both", "pass at least one of them"));
 }
 
-/// Calls body(first row, first column, rows, columns) for bands of at most `height` rows.
-template <class Body>
+/// Calls body(first row, first column, rows, columns) for bands of at most `height` rows and kCols columns.
+template <std::int64_t kCols = kBandCols, class Body>
 void each_band(std::int64_t height, std::int64_t rows, std::int64_t cols, int threads, const Body& body) {
-    const std::int64_t across = (cols + kBandCols - 1) / kBandCols;
+    const std::int64_t across = (cols + kCols - 1) / kCols;
     const std::int64_t tasks = across * ((rows + height - 1) / height);
     parallel_for(static_cast<std::size_t>(tasks), threads, [&](std::size_t task) {
         const std::int64_t row = static_cast<std::int64_t>(task) / across * height;
-        const std::int64_t col = static_cast<std::int64_t>(task) % across * kBandCols;
-        body(row, col, static_cast<int>(std::min(height, rows - row)), static_cast<int>(std::min(kBandCols, cols - col)));
+        const std::int64_t col = static_cast<std::int64_t>(task) % across * kCols;
+        body(row, col, static_cast<int>(std::min(height, rows - row)), static_cast<int>(std::min(kCols, cols - col)));
     });
 }
 

@@ -3,6 +3,7 @@
 // Steps and their order are those of tex/backends/torch_backend/nvfp4_scales.py, each rounded to float: codes and scales are torch's to the bit.
 #pragma once
 
+#include "cast/e2m1.hpp"
 #include "cast/runs.hpp"
 #include "runtime/random_words.hpp"
 
@@ -10,16 +11,6 @@ namespace fusible::cast::FUSIBLE_LEVEL {
 namespace {
 
 using namespace simd::FUSIBLE_LEVEL;
-
-/// Three bits and a sign, which `encode` and `decode` have in bit 7 as those of eight bits; it has neither infinities nor NaN.
-struct E2M1 {
-    static constexpr int kMantissa = 1;
-    static constexpr int kBias = 1;
-    static constexpr std::int32_t kMaxBits = 0x40c00000;  // 6
-    static constexpr std::int32_t kNanCode = 0x07;
-    static constexpr std::int32_t kLastFinite = 0x07;
-    static constexpr std::int32_t kBeyondBits = 0;
-};
 
 constexpr int kBlockSteps = kFp4Block / kLanes;
 constexpr int kSpanBlocks = 16;                          // blocks of a row whose scales are worked out together
@@ -271,11 +262,6 @@ inline void store_pairs(S* out, F32 even, F32 odd) {
 /// Values that bfloat16 holds: a word of two.
 inline void store_pairs(bf16* out, F32 even, F32 odd) {
     store_words(out, either(shift_right<16>(bits(even)), both(bits(odd), splat(static_cast<std::int32_t>(0xffff0000u)))));
-}
-
-/// The values of codes in the lowest four bits.
-inline F32 decode_nibbles(I32 nibbles) {
-    return decode<E2M1>(either(both(nibbles, splat(std::int32_t{7})), shift_left<4>(both(nibbles, splat(std::int32_t{8})))));
 }
 
 /// `pairs` <= kLanes bytes of codes times the factor of each.

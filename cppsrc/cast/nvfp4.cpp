@@ -1,6 +1,7 @@
 // NVFP4 (NVIDIA 2025, arXiv:2509.25149): E2M1 in blocks of 16 with an E4M3 scale each, and one amax for all.
 #include <algorithm>
 
+#include "cast/bands.hpp"
 #include "cast/cast.hpp"
 #include "cast/kernels.hpp"
 #include "cast/maximum.hpp"
@@ -27,12 +28,9 @@ void check_packed(const TensorView& view, const char* name, std::int64_t count) 
     check_numel(view, name, count / 2);
 }
 
-/// One E4M3 byte for each block of a line, in a matrix that may have more lines and columns.
-void check_scales(const TensorView& view, std::int64_t lines, std::int64_t blocks) {
-    check_dtype(view, "scale_bytes", size_of(view.dtype) == 1, "uint8 or float8_e4m3fn");
-    if (view.ndim == 2 && view.shape[0] >= lines && view.shape[1] >= blocks) return;
-    throw ShapeError(expected("a matrix of at least " + std::to_string(lines) + " x " + std::to_string(blocks), "scale_bytes", view.shape_text(),
-                              "pass one scale for each block"));
+/// One E4M3 byte for each block of a line.
+void check_scales_of_lines(const TensorView& view, std::int64_t lines, std::int64_t length) {
+    check_scales<std::uint8_t>(view, "scale_bytes", lines, length / kFp4Block, "uint8 or float8_e4m3fn");
 }
 
 /// What takes the amax to the largest number of both formats together; 1 where it is 0 or infinite.
@@ -45,16 +43,8 @@ float scale_of(float amax) {
 /// Calls body(row, column, rows, columns) for the parts of a matrix.
 template <class Body>
 void each_part(const TensorView& src, int num_threads, const Body& body) {
-    const std::int64_t rows = src.rows();
-    const std::int64_t cols = src.cols();
-    const std::int64_t across = (cols + kPartCols - 1) / kPartCols;
-    const std::int64_t tasks = across * ((rows + kPartRows - 1) / kPartRows);
     const std::size_t bytes = static_cast<std::size_t>(src.numel()) * size_of(src.dtype);
-    parallel_for(static_cast<std::size_t>(tasks), threads_for(num_threads, bytes), [&](std::size_t task) {
-        const std::int64_t row = static_cast<std::int64_t>(task) / across * kPartRows;
-        const std::int64_t col = static_cast<std::int64_t>(task) % across * kPartCols;
-        body(row, col, static_cast<int>(std::min(kPartRows, rows - row)), static_cast<int>(std::min(kPartCols, cols - col)));
-    });
+    each_band<kPartCols>(kPartRows, src.rows(), src.cols(), threads_for(num_threads, bytes), body);
 }
 
 Fp4Part part_at(const TensorView& src, std::int64_t row, std::int64_t col, int rows, int cols) {
@@ -102,7 +92,7 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
     check_packed(dst, "dst", src.numel());
     const std::int64_t lines = columns ? cols : rows;
     const std::int64_t length = columns ? rows : cols;
-    check_scales(scales, lines, length / kFp4Block);
+    check_scales_of_lines(scales, lines, length);
     if (transform && !columns) throw ArgumentError(expected("columns", "transform", "rows", "transform no rows"));
     const Transform matrix = read_transform(transform);
     const std::uint64_t key = read_key(seed);
@@ -151,7 +141,7 @@ void dequantize_nvfp4(const TensorView& src, const TensorView& scales, const Ten
     if (length % kFp4Block != 0)
         throw ShapeError(expected("columns in multiples of 16", "dst", dst.shape_text(), "pass as many as there are codes"));
     check_packed(src, "src", dst.numel());
-    check_scales(scales, lines, length / kFp4Block);
+    check_scales_of_lines(scales, lines, length);
     if (dst.numel() == 0) return;
     const auto width = static_cast<std::int64_t>(size_of(dst.dtype));
     const std::int64_t stride = scales.cols();

@@ -16,7 +16,7 @@ std::int64_t row_blocks(const Product& p, const Plan& plan) { return (p.m + plan
 /// Packs KC x NC of B, and multiplies all blocks of rows with it.
 void run_round(Product& p, const Plan& plan, Round& round) {
     const std::int64_t panels = p.micro_panels(round.nc);
-    const std::int64_t panel_units = p.units(round.kc) * p.kernels.nr;
+    const std::int64_t panel_units = p.panel_units(round.kc);
     auto* packed = scratch().packed_b.of<std::int32_t>(static_cast<std::size_t>(panels * panel_units));
     parallel_for(static_cast<std::size_t>(panels), p.threads, [&](std::size_t panel) {
         pack_b_panel(p, round, static_cast<std::int64_t>(panel), packed + static_cast<std::int64_t>(panel) * panel_units);
@@ -50,7 +50,7 @@ void run_blocked(Product& p, const Plan& plan) {
 
 void run_shared_a(Product& p, const Plan& plan) {
     const std::int64_t panels = p.micro_panels(p.n);
-    const std::int64_t panel_units = p.units(p.k) * p.kernels.nr;
+    const std::int64_t panel_units = p.panel_units(p.k);
     const std::int64_t step = plan.nc / p.kernels.nr;
     const Round whole{0, p.n, 0, p.k, nullptr, 0, nullptr, true};
     const std::int64_t block_units = a_block_units(p, whole);

@@ -54,18 +54,6 @@ void run(Product& p) {
     }
 }
 
-/// What a product has whose right operand is in blocks.
-void check_layout(bool left_transposed, bool right_transposed) {
-    if (left_transposed || !right_transposed)
-        throw ArgumentError(expected("a transposed right operand, and a left one that is not", "gemm with right_scales", "others", "change the flags"));
-}
-
-void check_few_rows(std::int64_t rows) {
-    if (rows <= kMaxFewRows) return;
-    const std::string most = "at most " + std::to_string(kMaxFewRows) + " rows";
-    throw ShapeError(expected(most.c_str(), "left of gemm with right_scales", std::to_string(rows), "dequantize the right operand"));
-}
-
 GeluStep read_gelu(int gelu, const OptionalView& pre_gelu) {
     if (gelu < 0 || gelu > 2) throw ArgumentError(expected("0, 1 or 2", "gelu", std::to_string(gelu), "pass one of the three"));
     if (gelu == 2 && !pre_gelu) throw ArgumentError(expected("a tensor", "pre_gelu with gelu 2", "None", "pass the input of the GELU"));
@@ -91,9 +79,8 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
         check_elsewhere(**view, name, right, "right");
         if (right_scales) check_elsewhere(**view, name, *right_scales, "right_scales");
     }
-    if (right_scales) check_layout(left_transposed, right_transposed);
     const Operand a = read_operand(left, left_transposed, left_dtype, left_scale, "left");
-    const Operand b = right_scales ? read_blocks(right, right_dtype, right_scale, *right_scales, right_tiled)
+    const Operand b = right_scales ? read_blocks(right, right_transposed, right_dtype, right_scale, *right_scales, right_tiled)
                                    : read_operand(right, right_transposed, right_dtype, right_scale, "right");
     const std::int64_t m = a.transposed ? a.cols : a.rows;
     const std::int64_t k = a.transposed ? a.rows : a.cols;
@@ -101,7 +88,6 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const std::int64_t other = b.transposed ? b.cols : b.rows;
     if (k != other)
         throw ShapeError(expected(std::to_string(k) + " in the contracted dimension", "right", std::to_string(other), "check the transposes"));
-    if (right_scales) check_few_rows(m);
     product(m, n, "the result");
     const cast::Output out = cast::read_output(dst, dtype, dst_transposed, scale, m, n);
     const GeluStep step = read_gelu(gelu, pre_gelu);
@@ -125,8 +111,9 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const auto work = static_cast<std::size_t>(m * n) * static_cast<std::size_t>(k) / 16;
     const std::int64_t chunk_rows = chunk_rows_for(m, k, dst_transposed.has_value());
     const codes::Kernels* const codes = codes_for(m, a, b);
-    const Kernels& kernels = codes != nullptr ? FUSIBLE_SELECT(kernels) : kernels_for(a.kind, b.kind);
-    Product product{kernels, codes, a, b, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
+    const Scaling scaling = right_scales && codes == nullptr ? scaling_for(kernels_for(a.kind, b.kind), b) : Scaling::None;
+    const Kernels& kernels = codes != nullptr || scaling == Scaling::OfFloats ? FUSIBLE_SELECT(kernels) : kernels_for(a.kind, b.kind);
+    Product product{kernels, codes, a, b, scaling, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
     std::optional<cast::ColumnSums> sums;
     if (column_sums) product.column_sums = &sums.emplace(m, n, chunk_rows);
     if (m * n > 0) run(product);

@@ -2,7 +2,9 @@
 #include "gemm/kernels.hpp"
 
 #include "gemm/amx.hpp"
+#include "gemm/coded_rows.hpp"
 #include "gemm/epilogue.hpp"
+#include "gemm/factors.hpp"
 #include "gemm/few_rows.hpp"
 #include "gemm/pack.hpp"
 #include "gemm/tile.hpp"
@@ -39,23 +41,25 @@ class Ahead {
     std::int64_t lines_;  // each time
 };
 
-/// The tiles of a slab: `depth` units from the u-th on, of a panel of kWidth vectors.
+/// The tiles of a slab: `depth` units from the u-th on, of a panel of kWidth vectors that begins at `panel`.
 template <int kWidth>
-void multiply_slab(const Block& block, std::int64_t u, std::int64_t depth, const std::int32_t* b, float* sums, Ahead& ahead) {
+void multiply_slab(const Block& block, std::int64_t u, std::int64_t depth, const std::int32_t* panel, float* sums, Ahead& ahead) {
+    const std::int32_t* const b = panel + u * kNR;
+    const float* const factors = factors_at(block, panel, u);
     constexpr int kHeight = mr_of(kWidth);
     for (int r = 0; r < block.rows; r += kHeight) {
         const PackedRows a{block.a + r * block.row_stride + u * block.unit_stride, block.row_stride, block.unit_stride};
         const int height = block.rows - r < kHeight ? block.rows - r : kHeight;
-        multiply_last<kHeight, kWidth>(height, a, b, depth, sums + r * block.sums_stride, block.sums_stride, block.add_to || u > 0, ahead);
+        multiply_last<kHeight, kWidth>(height, a, b, depth, sums + r * block.sums_stride, block.sums_stride, block.add_to || u > 0, ahead, factors);
         ahead.skip(depth);
     }
 }
 
 /// As multiply_slab, of the first `vectors` vectors of the panel.
 template <int kWidth = kVectors>
-void multiply_slab(int vectors, const Block& block, std::int64_t u, std::int64_t depth, const std::int32_t* b, float* sums, Ahead& ahead) {
-    if (vectors == kWidth) return multiply_slab<kWidth>(block, u, depth, b, sums, ahead);
-    if constexpr (kWidth > 1) multiply_slab<kWidth - 1>(vectors, block, u, depth, b, sums, ahead);
+void multiply_slab(int vectors, const Block& block, std::int64_t u, std::int64_t depth, const std::int32_t* panel, float* sums, Ahead& ahead) {
+    if (vectors == kWidth) return multiply_slab<kWidth>(block, u, depth, panel, sums, ahead);
+    if constexpr (kWidth > 1) multiply_slab<kWidth - 1>(vectors, block, u, depth, panel, sums, ahead);
 }
 
 [[maybe_unused]] void multiply(const Block& block) {
@@ -65,14 +69,15 @@ void multiply_slab(int vectors, const Block& block, std::int64_t u, std::int64_t
     for (int p = 0; p < panels; ++p) {
         const int cols = block.cols - p * kNR;
         const int vectors = cols < kNR ? (cols + kLanes - 1) / kLanes : kVectors;
-        for (std::int64_t u = 0; u == 0 || u < block.kc; u += kSlab) {
-            const std::int64_t depth = block.kc - u < kSlab ? block.kc - u : kSlab;
-            const std::int32_t* const b = block.b + p * block.panel_stride + u * kNR;
+        const std::int32_t* const panel = block.b + p * block.panel_stride;
+        const std::int64_t slab = block.factor_units != 0 ? block.factor_units : kSlab;
+        for (std::int64_t u = 0; u == 0 || u < block.kc; u += slab) {
+            const std::int64_t depth = block.kc - u < slab ? block.kc - u : slab;
             if (block.ahead == nullptr) {  // the slab that follows
                 const std::int64_t units = depth * kNR;
-                ahead = Ahead(b + units, units * static_cast<std::int64_t>(sizeof(*b)), tiles * Ahead::times(depth));
+                ahead = Ahead(panel + u * kNR + units, units * static_cast<std::int64_t>(sizeof(*panel)), tiles * Ahead::times(depth));
             }
-            multiply_slab(vectors, block, u, depth, b, block.sums + p * kNR, ahead);
+            multiply_slab(vectors, block, u, depth, panel, block.sums + p * kNR, ahead);
         }
     }
 }
@@ -117,6 +122,13 @@ constexpr auto kMultiply = multiply;
 
 #endif
 
+// In the order of codes::Coding.
+#define FUSIBLE_CODED_PACKERS(pack)                                                                                                 \
+    {                                                                                                                               \
+        nullptr, nullptr, pack<CodedEights<E4M3, ScaleBytes>>, pack<CodedEights<E5M2, ScaleBytes>>,                                 \
+            pack<CodedEights<E4M3, ScaleFloats>>, pack<CodedEights<E5M2, ScaleFloats>>, pack<CodedFours>                            \
+    }
+
 const Kernels kernels = {
     kDepth,
     kLanes,
@@ -127,6 +139,9 @@ const Kernels kernels = {
     FUSIBLE_PACKERS(pack_rows),
     FUSIBLE_PACKERS(pack_across),
     FUSIBLE_PACKERS(pack_turned),
+    FUSIBLE_CODED_PACKERS(pack_coded_rows),
+    FUSIBLE_CODED_PACKERS(pack_coded_turned),
+    {nullptr, nullptr, pack_coded_across<E4M3>, pack_coded_across<E5M2>, nullptr, nullptr, nullptr},
     FUSIBLE_PACKERS(pack_tiles),
     FUSIBLE_PACKERS(pack_tiles_down),
     kMultiply,

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cast/output.hpp"
+#include "codes/kernels.hpp"
 #include "runtime/tables.hpp"
 
 namespace fusible::gemm {
@@ -15,15 +16,26 @@ struct Block {
     std::ptrdiff_t row_stride;
     std::ptrdiff_t unit_stride;
     int rows;
-    const std::int32_t* b;  // micro-panel p at b + p * panel_stride, of KC rows of NR units
+    const std::int32_t* b;  // micro-panel p at b + p * panel_stride, of KC rows of NR units, and then perhaps of rows of NR factors
     std::ptrdiff_t panel_stride;
     int cols;
-    std::int64_t kc;  // units
+    std::int64_t kc;            // units
+    std::int64_t factor_units;  // of K, whose sum of products is multiplied by a row of factors; 0: there are none
     float* sums;      // whole micro-panels wide; of the last one, whole vectors are written
     std::ptrdiff_t sums_stride;
     bool add_to;
     const void* ahead;  // what is wanted after it, fetched meanwhile; null: of B, each slab during the one before
     std::int64_t ahead_bytes;
+};
+
+/// Rows of codes with scales of blocks along them, from a row on and from the first element of a block on; or with blocks along columns, from the first
+/// row of a block on.
+struct CodedRows {
+    const std::uint8_t* codes;
+    std::ptrdiff_t stride;  // bytes
+    const void* scales;     // bytes or floats, so many of them apart from block to block, and from row to row where blocks lie along these
+    std::ptrdiff_t scale_block_step;
+    std::ptrdiff_t scale_row_step;
 };
 
 /// Rows of A that a product reads B for without packing it.
@@ -85,6 +97,13 @@ struct Kernels {
                                        std::int64_t out_stride);
     /// [rows <= NR, depth] contiguous in depth -> out[u][r].
     void (*pack_turned[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out);
+
+    /// pack_rows and pack_turned of codes times their scales (coded_rows.hpp), by codes::Coding; null where there is one scale for all.
+    void (*pack_coded_rows[codes::kCodings])(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out,
+                                             std::int64_t out_stride);
+    void (*pack_coded_turned[codes::kCodings])(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out);
+    /// pack_across of at most NR columns of codes with a byte for each block of one; null of all but MxE4M3 and MxE5M2.
+    void (*pack_coded_across[codes::kCodings])(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out);
 
     /// [rows, depth], and [depth, width] whose columns are the rows, in squares: for kernels that read tiles.
     void (*pack_tiles[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,

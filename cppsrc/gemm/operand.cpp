@@ -21,16 +21,28 @@ BlockScales read_floats(const TensorView& scales, std::int64_t rows, std::int64_
     const std::int64_t blocks = (cols + kSide - 1) / kSide;
     cast::check_scales<float>(scales, "right_scales", tiled ? (rows + kSide - 1) / kSide : blocks, tiled ? blocks : rows);
     const auto* const data = scales.as<const std::uint8_t>();
-    return tiled ? BlockScales{data, 4, kSide, scales.cols(), 1} : BlockScales{data, 4, 1, 1, scales.cols()};
+    return tiled ? BlockScales{data, 4, kSide, scales.cols(), 1, kSide} : BlockScales{data, 4, 1, 1, scales.cols(), kSide};
+}
+
+void check_whole_blocks(const char* what, std::int64_t count, std::int64_t block) {
+    if (count % block == 0) return;
+    const std::string multiples = std::string(what) + " in multiples of " + std::to_string(block);
+    throw ShapeError(expected(multiples.c_str(), "right", std::to_string(count), "pad it with zeros"));
 }
 
 /// One byte for each `block` codes of a row.
 BlockScales read_bytes(const TensorView& scales, std::int64_t rows, std::int64_t cols, std::int64_t block, bool tiled) {
-    const std::string multiples = "columns in multiples of " + std::to_string(block);
-    if (cols % block != 0) throw ShapeError(expected(multiples.c_str(), "right", std::to_string(cols), "pad it with zeros"));
+    check_whole_blocks("columns", cols, block);
     cast::check_scales<std::uint8_t>(scales, "right_scales", rows, cols / block);
     if (tiled) throw ArgumentError(expected("float32 scales", "right_scales of squares", name_of(scales.dtype), "repeat those of a square for its rows"));
-    return {scales.as<const std::uint8_t>(), 1, 1, scales.cols(), 1};
+    return {scales.as<const std::uint8_t>(), 1, 1, scales.cols(), 1, block};
+}
+
+/// One byte for each 32 codes of a column.
+BlockScales read_bytes_of_columns(const TensorView& scales, std::int64_t rows, std::int64_t cols) {
+    check_whole_blocks("rows", rows, cast::kMxBlock);
+    cast::check_scales<std::uint8_t>(scales, "right_scales", rows / cast::kMxBlock, cols);
+    return {scales.as<const std::uint8_t>(), 1, cast::kMxBlock, scales.cols(), 1, 1};
 }
 
 }  // namespace
@@ -51,8 +63,10 @@ Operand read_operand(const TensorView& view, bool transposed, DType dtype, Scala
     return {view.as<const std::uint8_t>(), view.rows(), view.cols(), kind, width, transposed, scale.value, coding, {}};
 }
 
-Operand read_blocks(const TensorView& view, DType dtype, Scalar scale, const TensorView& scales, bool tiled) {
+Operand read_blocks(const TensorView& view, bool transposed, DType dtype, Scalar scale, const TensorView& scales, bool tiled) {
     check_matrix(view, "right");
+    if (!transposed && (tiled || dtype == DType::Float4E2M1 || scales.dtype == DType::Float32))
+        throw ArgumentError(expected("a transposed right operand", "gemm with right_scales that are no E8M0 bytes", "another", "change the flags"));
     const auto* const data = view.as<const std::uint8_t>();
     const std::int64_t rows = view.rows();
     if (dtype == DType::Float4E2M1) {
@@ -68,6 +82,7 @@ Operand read_blocks(const TensorView& view, DType dtype, Scalar scale, const Ten
         return {data, rows, cols, kind, 1, true, scale.value, coding, read_floats(scales, rows, cols, tiled)};
     }
     const auto coding = coding_of(kind, codes::Coding::MxE4M3, codes::Coding::MxE5M2);
+    if (!transposed) return {data, rows, cols, kind, 1, false, scale.value, coding, read_bytes_of_columns(scales, rows, cols)};
     return {data, rows, cols, kind, 1, true, scale.value, coding, read_bytes(scales, rows, cols, cast::kMxBlock, tiled)};
 }
 

@@ -2,20 +2,27 @@
 #pragma once
 
 #include "cast/output.hpp"
-#include "codes/kernels.hpp"
+#include "gemm/kernels.hpp"
 #include "runtime/checks.hpp"
 
 namespace fusible::gemm {
 
-/// Scales of blocks of codes along the rows of an operand; none where there is one for all.
+/// Scales of blocks of codes along the rows of an operand, or along its columns; none where there is one for all.
 struct BlockScales {
     const std::uint8_t* data;
     std::int64_t width;      // bytes of one
-    std::int64_t lines;      // rows that share them: a side of a square, or one
+    std::int64_t lines;      // rows that share them: a side of a square, or one; the length of a block along a column
     std::int64_t line_step;  // scales from there to the next
     std::int64_t block_step;
+    std::int64_t length;  // of a block along a row; one where they lie along columns
 
-    const void* at(std::int64_t row) const { return data == nullptr ? nullptr : data + row / lines * line_step * width; }
+    /// That of an element, from which on the others of its row follow.
+    const void* at(std::int64_t row, std::int64_t col = 0) const {
+        return data == nullptr ? nullptr : data + (row / lines * line_step + col / length * block_step) * width;
+    }
+
+    /// From row to row, of those that lie in one square.
+    std::int64_t row_step() const { return lines == 1 ? line_step : 0; }
 };
 
 struct Operand {
@@ -31,14 +38,23 @@ struct Operand {
 
     const void* at(std::int64_t row, std::int64_t col) const { return data + (row * cols + col) * width; }
 
-    /// Bytes of a row of codes.
-    std::int64_t row_bytes() const { return coding == codes::Coding::Fp4 ? cols / 2 : cols; }
+    std::int64_t row_bytes() const { return bytes_of(cols); }
+
+    /// Bytes of so many elements of a row.
+    std::int64_t bytes_of(std::int64_t elements) const { return coding == codes::Coding::Fp4 ? elements / 2 : elements * width; }
+
+    /// Codes with scales, from the first element of a block on: rows that lie in one square, where scales are of squares.
+    CodedRows coded(std::int64_t row, std::int64_t col) const {
+        const std::int64_t block_step = transposed ? scales.block_step : scales.line_step;
+        return {data + row * row_bytes() + bytes_of(col), row_bytes(), scales.at(row, col), block_step, scales.row_step()};
+    }
 };
 
 Operand read_operand(const TensorView& view, bool transposed, DType dtype, Scalar scale, const char* name);
 
-/// A transposed right operand in blocks: rows of codes, and a scale for so many of each. Bytes of E8M0 are scales of 32 codes of FP8, floats of 128, along
-/// a row or, `tiled`, in a square; bytes of E4M3 are those of 16 codes of four bits.
-Operand read_blocks(const TensorView& view, DType dtype, Scalar scale, const TensorView& scales, bool tiled);
+/// A right operand in blocks. Transposed, it is rows of codes, and a scale for so many of each. Bytes of E8M0 are scales of 32 codes of FP8, floats of
+/// 128, along a row or, `tiled`, in a square; bytes of E4M3 are those of 16 codes of four bits. Else it is FP8 with a byte of E8M0 for each 32 codes of a
+/// column.
+Operand read_blocks(const TensorView& view, bool transposed, DType dtype, Scalar scale, const TensorView& scales, bool tiled);
 
 }  // namespace fusible::gemm

@@ -31,16 +31,26 @@ inline Units units_along(const S* source, std::int64_t count) {
     return units_along(padded.at);
 }
 
-/// Rows that are contiguous in the contracted dimension, as they are: out[r][u], `out_stride` (whole vectors) units apart.
+/// Rows that are contiguous in the contracted dimension. Readers of others (coded_rows.hpp) have the same `at`.
 template <class S>
-void pack_rows(const void* untyped, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
-    const S* source = static_cast<const S*>(untyped);
-    for (std::int64_t r = 0; r < rows; ++r) {
-        std::int32_t* to = out + r * out_stride;
-        std::int64_t k = 0;
-        for (; k + kRun <= depth; k += kRun, to += kLanes) store_units(to, units_along(source + r * stride + k));
-        if (k < depth) store_units(to, units_along(source + r * stride + k, depth - k));
-    }
+struct Rows {
+    const S* source;
+    std::int64_t stride;
+
+    /// The units of row r from element k, which begins a run, on: of `count` elements, if these are fewer than a run.
+    Units at(std::int64_t r, std::int64_t k, std::int64_t count) const { return units_along(source + r * stride + k, count); }
+};
+
+/// Rows as they are: out[r][u], `out_stride` (whole vectors) units apart.
+template <class Reader>
+inline void pack_all_rows(const Reader& source, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
+    for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t k = 0; k < depth; k += kRun) store_units(out + r * out_stride + k / kDepth, source.at(r, k, depth - k));
+}
+
+template <class S>
+void pack_rows(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
+    pack_all_rows(Rows<S>{static_cast<const S*>(source), stride}, rows, depth, out, out_stride);
 }
 
 /// A matrix [depth, width] that is contiguous in its width: out[u][j], `out_stride` units apart, in whole vectors.
@@ -105,23 +115,26 @@ void pack_tiles_down(const void* untyped, std::int64_t stride, std::int64_t dept
     }
 }
 
-/// A micro-panel of up to kNR rows that are contiguous in the contracted dimension, turned: out[u][r], with zeros for the rows that it lacks.
-template <class S>
-void pack_turned(const void* untyped, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out) {
-    const S* source = static_cast<const S*>(untyped);
-    static const Padded<S> zeros;
+/// A micro-panel of up to kNR rows, turned: out[u][r], with zeros for the rows that it lacks.
+template <class Reader>
+inline void turn_rows(const Reader& source, std::int64_t rows, std::int64_t depth, std::int32_t* out) {
     for (std::int64_t k = 0; k < depth; k += kRun) {
         const std::int64_t units = depth - k < kRun ? (depth - k + kDepth - 1) / kDepth : kLanes;
         for (int v = 0; v < kVectors; ++v) {
             Units square[kLanes];
             for (int r = 0; r < kLanes; ++r) {
                 const std::int64_t row = v * kLanes + r;
-                square[r] = row < rows ? units_along(source + row * stride + k, depth - k) : units_along(zeros.at);
+                square[r] = row < rows ? source.at(row, k, depth - k) : zero_units();
             }
             transpose_units(square);
             for (std::int64_t u = 0; u < units; ++u) store_units(out + (k / kDepth + u) * kNR + v * kLanes, square[u]);
         }
     }
+}
+
+template <class S>
+void pack_turned(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out) {
+    turn_rows(Rows<S>{static_cast<const S*>(source), stride}, rows, depth, out);
 }
 
 }  // namespace

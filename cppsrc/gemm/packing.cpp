@@ -1,19 +1,38 @@
 #include "gemm/packing.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "gemm/schedules.hpp"
 #include "runtime/round_up.hpp"
 
 namespace fusible::gemm {
 
+namespace {
+
+/// The factors of a micro-panel of a transposed B, [blocks of KC, NR] floats: zeros for columns that there are not.
+void write_factors(const Product& p, const Round& round, std::int64_t col, std::int64_t cols, std::int32_t* out) {
+    const std::int64_t nr = p.kernels.nr;
+    static_assert(sizeof(float) == sizeof(*out), "a factor takes the place of a unit");
+    for (std::int64_t i = 0; i < p.factors(round.kc); ++i, out += nr) {
+        std::fill(out + cols, out + nr, 0);
+        for (std::int64_t c = 0; c < cols; ++c) std::memcpy(out + c, p.b.scales.at(col + c, round.k0 + i * p.b.scales.length), sizeof(float));
+    }
+}
+
+}  // namespace
+
 void pack_b_panel(const Product& p, const Round& round, std::int64_t panel, std::int32_t* out) {
     const std::int64_t nr = p.kernels.nr;
     const std::int64_t col = round.n0 + panel * nr;
     const std::int64_t cols = std::min(nr, p.n - col);
     const int kind = table_index(p.b.kind);
+    const int coding = static_cast<int>(p.b.coding);
+    if (p.scaling == Scaling::OfSums) write_factors(p, round, col, cols, out + p.units(round.kc) * nr);
+    if (p.b.transposed && p.scales_values()) return p.kernels.pack_coded_turned[coding](p.b.coded(col, round.k0), cols, round.kc, out);
     if (p.b.transposed) return p.kernels.pack_turned[kind](p.b.at(col, round.k0), p.b.cols, cols, round.kc, out);
     if (cols < nr) std::fill(out, out + p.units(round.kc) * nr, 0);
+    if (p.scales_values()) return p.kernels.pack_coded_across[coding](p.b.coded(round.k0, col), round.kc, cols, out);
     p.kernels.pack_across[kind](p.b.at(round.k0, col), p.b.cols, round.kc, cols, out, nr);
 }
 
@@ -48,7 +67,8 @@ Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::in
     block.a = out;
     block.rows = static_cast<int>(rows);
     block.kc = p.units(round.kc);
-    block.panel_stride = block.kc * p.kernels.nr;
+    block.panel_stride = p.panel_units(round.kc);
+    block.factor_units = p.scaling == Scaling::OfSums ? p.b.scales.length / p.kernels.depth : 0;
     block.unit_stride = in_columns(p) ? round_up(rows, lanes) : 1;
     block.row_stride = in_columns(p) ? 1 : round_up(block.kc, lanes);
     const int kind = table_index(p.a.kind);
@@ -63,9 +83,22 @@ Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::in
     return block;
 }
 
+namespace {
+
+/// Rows [col, col + cols) of a transposed B, decoded with their scales: piece by piece, where a square of these ends among them.
+void pack_coded_rows(const Product& p, std::int64_t col, std::int64_t cols, std::int32_t* out, std::int64_t stride) {
+    const std::int64_t lines = p.b.scales.lines;
+    for (std::int64_t row = col, end; row < col + cols; row = end) {
+        end = lines == 1 ? col + cols : std::min(col + cols, (row / lines + 1) * lines);
+        p.kernels.pack_coded_rows[static_cast<int>(p.b.coding)](p.b.coded(row, 0), end - row, p.k, out + (row - col) * stride, stride);
+    }
+}
+
+}  // namespace
+
 void read_b_rows(const Product& p, std::int64_t col, std::int64_t cols, Block& block) {
     const std::int64_t depth = p.kernels.depth;
-    const auto* const units = static_cast<const std::int32_t*>(p.b.at(col, 0));
+    const auto* const units = static_cast<const std::int32_t*>(static_cast<const void*>(p.b.data + col * p.b.row_bytes()));
     block.rows = static_cast<int>(cols);
     block.unit_stride = 1;
     if (p.b.kind == p.kernels.units_kind && p.k % depth == 0 && reinterpret_cast<std::uintptr_t>(units) % alignof(std::int32_t) == 0) {
@@ -75,7 +108,10 @@ void read_b_rows(const Product& p, std::int64_t col, std::int64_t cols, Block& b
     }
     block.row_stride = round_up(p.units(p.k), p.kernels.lanes);
     auto* const decoded = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
-    p.kernels.pack_rows[table_index(p.b.kind)](p.b.at(col, 0), p.b.cols, cols, p.k, decoded, block.row_stride);
+    if (p.scales_values())
+        pack_coded_rows(p, col, cols, decoded, block.row_stride);
+    else
+        p.kernels.pack_rows[table_index(p.b.kind)](units, p.b.cols, cols, p.k, decoded, block.row_stride);
     block.a = decoded;
 }
 

@@ -48,7 +48,7 @@ std::int64_t turned_mc(const Product& p) {
 /// NC of a task, in whole micro-panels: what fits, and four tasks a thread where there are as many.
 std::int64_t shared_a_nc(const Product& p) {
     const std::int64_t nr = p.kernels.nr;
-    const std::int64_t panel_units = p.units(p.k) * nr;
+    const std::int64_t panel_units = p.panel_units(p.k);
     const std::int64_t fit = std::min(kTaskBUnits / std::max<std::int64_t>(1, panel_units), p.micro_panels(p.n) / (4 * p.threads));
     return std::clamp<std::int64_t>(fit, 1, kSumsCols / nr) * nr;
 }
@@ -65,7 +65,7 @@ Plan plan_for(const Product& p) {
     if (p.codes != nullptr) return {Schedule::FewCodes, p.m, kFewRowsCols, p.k};
     if (p.b.transposed && !p.a.transposed) {
         if (p.m <= kMaxFewRows) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
-        if (!p.kernels.reads_tiles && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
+        if (!p.kernels.reads_tiles && p.scaling != Scaling::OfSums && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
     }
     const std::int64_t nr = p.kernels.nr;
     if (p.m <= kSharedARows && p.k <= kMaxKC && p.n >= 2 * p.threads * nr) return {Schedule::SharedA, p.chunk_rows, shared_a_nc(p), p.k};

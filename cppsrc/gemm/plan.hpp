@@ -16,6 +16,7 @@
 #include "cast/maximum.hpp"
 #include "gemm/kernels.hpp"
 #include "gemm/operand.hpp"
+#include "gemm/scaling.hpp"
 
 namespace fusible::gemm {
 
@@ -39,6 +40,7 @@ struct Product {
     const codes::Kernels* codes;  // where there are few rows, and codes of B to be read as they lie; else null
     Operand a;
     Operand b;
+    Scaling scaling;  // of B
     std::int64_t m;
     std::int64_t n;
     std::int64_t k;
@@ -50,6 +52,17 @@ struct Product {
 
     std::int64_t units(std::int64_t elements) const { return (elements + kernels.depth - 1) / kernels.depth; }
     std::int64_t micro_panels(std::int64_t count) const { return (count + kernels.nr - 1) / kernels.nr; }
+
+    /// Whether packed values of B are scaled.
+    bool scales_values() const { return scaling == Scaling::OfValues || scaling == Scaling::OfFloats; }
+
+    /// Blocks of B along so many elements of K whose sums are scaled.
+    std::int64_t factors(std::int64_t elements) const {
+        return scaling == Scaling::OfSums ? (elements + b.scales.length - 1) / b.scales.length : 0;
+    }
+
+    /// Units of a packed micro-panel of B, with its factors.
+    std::int64_t panel_units(std::int64_t elements) const { return (units(elements) + factors(elements)) * kernels.nr; }
 };
 
 /// Rows of a block of A, and of a chunk of the column sums: of one size and even in number, for two threads or four. They follow from the sizes alone,

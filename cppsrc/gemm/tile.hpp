@@ -42,11 +42,19 @@ struct FetchNothing {
     void operator()() {}
 };
 
-/// sums[r][c] (+)= the product of kHeight rows of A and the first kWidth vectors of a micro-panel of B, over `depth` units.
-/// `fetch()` is called every kFetchUnits of them.
+/// What lies at `at`, if anything is to be added to it, and a sum; or a sum times a factor, in one rounding with what it is added to.
+inline F32 joined(F32 sum, const float* at, bool add_to, const float* factors) {
+    if constexpr (kDepth > 1) {
+        if (factors != nullptr) return add_to ? fma(sum, load(factors), load(at)) : mul(sum, load(factors));
+    }
+    return add_to ? add(load(at), sum) : sum;
+}
+
+/// sums[r][c] (+)= the product of kHeight rows of A and the first kWidth vectors of a micro-panel of B, over `depth` units; times the `factors` of its
+/// columns, where there are any. `fetch()` is called every kFetchUnits of them.
 template <int kHeight, int kWidth = kVectors, class Fetch = FetchNothing>
 inline void multiply_tile(const PackedRows& a, const std::int32_t* b, std::int64_t depth, float* sums, std::ptrdiff_t stride, bool add_to,
-                          Fetch fetch = {}) {
+                          Fetch fetch = {}, const float* factors = nullptr) {
     F32 sum[kHeight][kWidth];
     for (int r = 0; r < kHeight; ++r)
         for (int v = 0; v < kWidth; ++v) sum[r][v] = splat(0.0f);
@@ -72,16 +80,16 @@ inline void multiply_tile(const PackedRows& a, const std::int32_t* b, std::int64
 #pragma GCC unroll 16
         for (int v = 0; v < kWidth; ++v) {
             float* const at = sums + r * stride + v * kLanes;
-            store(at, add_to ? add(load(at), sum[r][v]) : sum[r][v]);
+            store(at, joined(sum[r][v], at, add_to, factors == nullptr ? nullptr : factors + v * kLanes));
         }
 }
 
 /// `height` rows, at most kHeight, as multiply_tile.
 template <int kHeight = kMR, int kWidth = kVectors, class Fetch = FetchNothing>
 inline void multiply_last(int height, const PackedRows& a, const std::int32_t* b, std::int64_t depth, float* sums, std::ptrdiff_t stride,
-                          bool add_to, Fetch fetch = {}) {
-    if (height == kHeight) return multiply_tile<kHeight, kWidth>(a, b, depth, sums, stride, add_to, fetch);
-    if constexpr (kHeight > 1) multiply_last<kHeight - 1, kWidth>(height, a, b, depth, sums, stride, add_to, fetch);
+                          bool add_to, Fetch fetch = {}, const float* factors = nullptr) {
+    if (height == kHeight) return multiply_tile<kHeight, kWidth>(a, b, depth, sums, stride, add_to, fetch, factors);
+    if constexpr (kHeight > 1) multiply_last<kHeight - 1, kWidth>(height, a, b, depth, sums, stride, add_to, fetch, factors);
 }
 
 }  // namespace

@@ -26,6 +26,17 @@ inline std::int32_t unit_at(const std::int32_t* source) {
     return unit;
 }
 
+/// The bits as bf16 of a code's value, but for its sign.
+template <class F>
+constexpr int half_of_code(int code) {
+    const int normal = (code << (7 - F::kMantissa)) + ((127 - F::kBias) << 7);
+    if (code > F::kLastFinite) return normal | (F::kBeyondBits >> 16);
+    if (code >> F::kMantissa != 0 || code == 0) return code == 0 ? 0 : normal;
+    int top = 0;  // a subnormal code: its highest bit becomes the implicit one
+    while (code >> (top + 1) != 0) ++top;
+    return ((127 + top + 1 - F::kBias - F::kMantissa) << 7) | ((code << (7 - top)) & 0x7f);
+}
+
 #if defined(__AVX512BF16__)
 
 /// Elements of a unit.
@@ -38,6 +49,7 @@ struct Units {
 inline Units load_units(const std::int32_t* source) { return {_mm512_loadu_si512(source)}; }
 inline Units splat_unit(const std::int32_t* source) { return {_mm512_set1_epi32(unit_at(source))}; }
 inline void store_units(std::int32_t* out, Units units) { _mm512_storeu_si512(out, units.v); }
+inline Units zero_units() { return {_mm512_setzero_si512()}; }
 
 /// sum + a0 b0 + a1 b1, in float. Subnormal products are zero.
 inline F32 dot(F32 sum, Units a, Units b) { return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)}; }
@@ -50,19 +62,10 @@ struct DecodeTable {
 
     constexpr DecodeTable() {
         for (int code = 0; code < 128; ++code) {
-            const int value = bits_of_code(code);
+            const int value = half_of_code<F>(code);
             low[code] = static_cast<std::uint8_t>(value & 0xff);
             high[code] = static_cast<std::uint8_t>(value >> 8);
         }
-    }
-
-    static constexpr int bits_of_code(int code) {
-        const int normal = (code << (7 - F::kMantissa)) + ((127 - F::kBias) << 7);
-        if (code > F::kLastFinite) return normal | (F::kBeyondBits >> 16);
-        if (code >> F::kMantissa != 0 || code == 0) return code == 0 ? 0 : normal;
-        int top = 0;  // a subnormal code: its highest bit becomes the implicit one
-        while (code >> (top + 1) != 0) ++top;
-        return ((127 + top + 1 - F::kBias - F::kMantissa) << 7) | ((code << (7 - top)) & 0x7f);
     }
 };
 
@@ -121,6 +124,7 @@ using Units = F32;
 inline Units load_units(const std::int32_t* source) { return load(reinterpret_cast<const float*>(source)); }
 inline Units splat_unit(const std::int32_t* source) { return splat(float_of(unit_at(source))); }
 inline void store_units(std::int32_t* out, Units units) { store(reinterpret_cast<float*>(out), units); }
+inline Units zero_units() { return splat(0.0f); }
 inline F32 dot(F32 sum, Units a, Units b) { return fma(a, b, sum); }
 
 template <class S>

@@ -46,8 +46,8 @@ void run_band(Product& p, const Plan& plan, std::int64_t row, std::int64_t rows)
             const std::int64_t cols = std::min(plan.nc, p.n - col);
             read_b_rows(p, col, cols, block);
             const std::int64_t after = next < tasks ? next * plan.nc : 0;
-            block.ahead = p.b.at(after, 0);
-            block.ahead_bytes = next < tasks ? std::min(plan.nc, p.n - after) * p.b.cols * p.b.width : 0;
+            block.ahead = p.b.data + after * p.b.row_bytes();
+            block.ahead_bytes = next < tasks ? std::min(plan.nc, p.n - after) * p.b.row_bytes() : 0;
             p.kernels.multiply(block);
             p.kernels.turn(block.sums, block.sums_stride, block.rows, block.cols, turned, cast::kTile);
             float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(row / p.chunk_rows) : nullptr;
@@ -102,7 +102,7 @@ codes::FewRows codes_at(const Product& p, int rows, std::int64_t col, std::int64
     few.sums = sums;
     few.sums_stride = kFewRowsCols;
     few.scales = p.b.scales.at(col);
-    few.scale_line_step = p.b.scales.lines == 1 ? p.b.scales.line_step : 0;
+    few.scale_line_step = p.b.scales.row_step();
     few.scale_block_step = p.b.scales.block_step;
     return few;
 }

@@ -483,11 +483,13 @@ def gemm(
             multiplied by GELU's derivative at ``pre_gelu``.
         pre_gelu: ``[rows, cols]``, a wide float.
         column_sums: float32 ``[cols]``, set to the sum of the float32 results over the rows, in an order that does not depend on the threads.
-        right_scales: of blocks along ``depth``, for a ``left`` of at most 24 rows, not transposed, and a ``right`` that is. The codes of
-            a block are read as they lie, and the sum of their products is multiplied by the scale. E8M0 bytes ``[cols, depth / 32]`` of
+        right_scales: of blocks along ``depth``. Up to 24 rows of a ``left`` that is not transposed, and with a ``right`` that is, the codes of
+            a block are read as they lie, and the sum of their products is multiplied by the scale. For more, codes times their scales are
+            packed where the level's units hold these exactly (bf16: powers of two, and all scales of four bits), as float32 where a scale is
+            too near the ends of its range; with other scales sums are multiplied. E8M0 bytes ``[cols, depth / 32]`` of
             FP8; E4M3 bytes ``[cols, depth / 16]`` of ``float4_e2m1fn_x2``, whose codes are ``[cols, depth / 2]`` bytes of two; float32
-            ``[depth / 128, cols]`` of FP8, or, ``right_tiled``, ``[cols / 128, depth / 128]``, both rounded up. The matrix may have more
-            rows and columns than that.
+            ``[depth / 128, cols]`` of FP8, or, ``right_tiled``, ``[cols / 128, depth / 128]``, both rounded up. A ``right`` that is not
+            transposed is FP8 with E8M0 bytes ``[depth / 32, cols]``. The matrix may have more rows and columns than that.
 
     Raises:
         DTypeError, ShapeError, ArgumentError: before anything is written.

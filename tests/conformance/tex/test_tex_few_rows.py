@@ -1,4 +1,4 @@
-"""Products of a few rows of plain values with a weight in blocks, by the compiled kernels beside the values that it stands for."""
+"""Products of plain values with a weight in blocks, by the compiled kernels beside the values that it stands for."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ QUANTIZERS: dict[str, Any] = {
     "nvfp4": lambda: NVFP4Quantizer(),
     "nvfp4 squares": lambda: NVFP4Quantizer(with_2d_quantization=True),
 }
-REFUSED = [("mxfp8", False), ("mxfp8 e5m2", False)]
-"""Copies whose scales lie across their codes: these are decoded before."""
 
 
 def weight(name: str, swizzled: bool) -> Any:
@@ -46,7 +44,7 @@ def of_copy(held: Any, along_rows: bool) -> torch.Tensor:
 @pytest.mark.parametrize("swizzled", [False, True])
 @pytest.mark.parametrize("along_rows", [True, False])
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_few_rows_are_multiplied_with_the_values_of_a_copy(name: str, along_rows: bool, swizzled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_multiplied_with_the_values_of_a_copy(name: str, along_rows: bool, swizzled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In either direction, whether scales lie in the order of their blocks or in that of NVIDIA's products."""
     taken: list[bool] = []
     codes = gemm._codes
@@ -63,4 +61,4 @@ def test_few_rows_are_multiplied_with_the_values_of_a_copy(name: str, along_rows
             size = x.double().abs() @ values.abs()
             allowed = (depth + 4) * torch.finfo(torch.float32).eps * size
             assert bool(((got.double() - x.double() @ values).abs() <= allowed).all())
-    assert taken == [(name, along_rows) not in REFUSED] * 8, "of 25 rows nobody asks"
+    assert taken == [True] * 10

@@ -455,7 +455,7 @@ def _blocks(m: Maker, cols: int) -> tuple[Tensor, Any, Tensor, bool, Tensor]:
 
 @_generator
 def gemm_of_blocks(m: Maker) -> Call:
-    rows, cols, dtype = m.rng.randint(0, 24), m.rng.choice((0, 1, m.rng.randint(0, 200), 64, 130)), m.dtype()
+    rows, cols, dtype = m.rng.choice((m.rng.randint(0, 24), m.rng.randint(25, 90))), m.rng.choice((0, 1, m.rng.randint(0, 200), 64, 130)), m.dtype()
     codes, kind, scales, tiled, values = _blocks(m, cols)
     left = m.x(rows, values.shape[1], dtype=m.dtype())
     bias = m.x(cols)

@@ -1,8 +1,10 @@
-"""Products of few rows with a right operand in blocks, read as it lies, against float64 at every level: formats, sizes, special values, errors."""
+"""Products with a right operand in blocks, read as it lies or packed with its scales, against float64 at every level: formats, sizes, special values,
+errors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -89,7 +91,7 @@ def agree(result: Tensor, expected: Tensor, allowed: Tensor) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(
-    rows=st.integers(1, 24),
+    rows=st.integers(1, 24) | st.sampled_from([25, 32, 47, 49, 70]),
     lines=st.sampled_from([1, 7, 8, 33, 64, 65, 130, 200]),
     blocks=st.sampled_from([1, 2, 3, 4, 5, 8, 31, 33, 70, 130]),
     kind=st.sampled_from([*WIDE, E4M3, E5M2]),
@@ -103,14 +105,15 @@ def test_formats_and_sizes(level: str, name: str, rows: int, lines: int, blocks:
 
 @pytest.mark.parametrize("name", ["rows e4m3", "squares e5m2"])
 @pytest.mark.parametrize("depth", [1, 31, 100, 129, 1100])
-def test_a_last_block_may_be_short(level: str, name: str, depth: int) -> None:
+@pytest.mark.parametrize("rows", [3, 35])
+def test_a_last_block_may_be_short(level: str, name: str, depth: int, rows: int) -> None:
     whole = random_blocks(name, 70, -(-depth // 32))
     right = Blocks(whole.codes[:, :depth].contiguous(), whole.dtype, whole.scales, whole.tiled)
-    left = torch.randn(3, depth, generator=torch.Generator().manual_seed(1))
+    left = torch.randn(rows, depth, generator=torch.Generator().manual_seed(1)).bfloat16()
     agree(right.product(left), left.double() @ right.values.t(), bound(left, right, torch.float32))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 30])
 def test_every_code_is_decoded_exactly(level: str, rows: int) -> None:
     """Each code beside zeros, times one and a scale that is a power of two."""
     for dtype, count, length in ((E4M3, 256, 64), (E5M2, 256, 64), (E2M1, 16, 32)):
@@ -126,7 +129,7 @@ def test_every_code_is_decoded_exactly(level: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 5, 20])
+@pytest.mark.parametrize("rows", [1, 5, 20, 40])
 def test_special_values_are_those_of_decoded_operands(level: str, rows: int, kind: torch.dtype) -> None:
     """NaN and infinity among codes and scales, and what is multiplied by zero: wherever a decoded product has NaN or infinity, and nowhere else."""
     for name in FORMATS:
@@ -153,11 +156,89 @@ def test_special_values_are_those_of_decoded_operands(level: str, rows: int, kin
         assert bool((got.double() - want).abs()[finite].le(bound(left, right, torch.float32)[finite]).all()), name
 
 
+@pytest.mark.parametrize("rows", [25, 64, 200, 530])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_many_rows_have_the_bits_of_a_product_of_decoded_values(level: str, rows: int, kind: torch.dtype) -> None:
+    """Bf16 holds codes of FP8 times powers of two, and codes of four bits times their scales; units of floats are those of a float weight."""
+    for name, lines, blocks in product(FORMATS, (33, 200), (3, 70, 130)):
+        right = random_blocks(name, lines, blocks)
+        if right.scales.dtype == torch.float32 and kind == torch.bfloat16:
+            right.scales.copy_(torch.exp2(right.scales.log2().round()))
+        left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
+        values = right.values.to(kind)
+        assert torch.equal(values.double(), right.values) or right.scales.dtype == kind == torch.float32
+        wanted = torch.empty(rows, lines)
+        native.gemm(left, False, kind, 1.0, values, True, kind, 1.0, wanted, torch.float32)
+        assert torch.equal(right.product(left), wanted), (name, lines, blocks)
+
+
+@pytest.mark.parametrize("name", ["mx e4m3", "mx e5m2"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, E4M3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_blocks_along_columns(level: str, name: str, kind: torch.dtype, transposed: bool) -> None:
+    """A right operand that is not transposed, as in a backward pass: the bits of a product of decoded values, at ends of panels and of K too."""
+    wide = torch.float32 if kind == torch.float32 else torch.bfloat16
+    for rows, lines, blocks in product((1, 30, 210), (1, 33), (3, 130)):
+        right = random_blocks(name, lines, blocks)
+        right.scales[0, 0] = 0
+        right.codes[0, :32] = 0x80
+        left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
+        want, allowed = left.double() @ right.values.t(), bound(left, right, torch.float32)
+        left = left.t().contiguous() if transposed else left
+        codes, scales = right.codes.t().contiguous(), right.scales.t().contiguous()
+        got, decoded = torch.empty(rows, lines), torch.empty(rows, lines)
+        native.gemm(left, transposed, kind, 1.0, codes, False, right.dtype, 1.0, got, torch.float32, right_scales=scales)
+        native.gemm(left, transposed, kind, 1.0, right.values.t().contiguous().to(wide), False, wide, 1.0, decoded, torch.float32)
+        assert torch.equal(got, decoded), (rows, lines, blocks)
+        agree(got, want, allowed)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_left_operand_may_be_transposed(level: str, name: str) -> None:
+    right = random_blocks(name, 70, 10)
+    for rows, kind in product((3, 40), (torch.float32, torch.bfloat16)):
+        left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
+        got = torch.empty(rows, 70)
+        operands = left.t().contiguous(), True, kind, 1.0, right.codes, True, right.dtype, 1.0, got, torch.float32
+        native.gemm(*operands, right_scales=right.scales, right_tiled=right.tiled)
+        agree(got, left.double() @ right.values.t(), bound(left, right, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["mx e4m3", "mx e5m2", "rows e4m3", "squares e5m2"])
+@pytest.mark.parametrize("scale", [0, 1, 9, 10, 40, 76, 178, 200, 246])
+def test_scales_at_the_ends_of_their_range_are_exact(level: str, name: str, scale: int) -> None:
+    """Powers of two with which bf16 has no values, or products that are no normal floats: ``right`` is of one such block beside usual ones."""
+    right = random_blocks(name, 40, 9)
+    power = torch.tensor([scale], dtype=torch.uint8).view(torch.float8_e8m0fnu).float()
+    exponents = right.scales.dtype == torch.uint8
+    right.scales[:, 1 if exponents else 0] = scale if exponents else power
+    magnitude = min(1.0, 2.0 ** (110 - scale)) if scale > 127 else 1.0
+    left = (torch.randn(30, right.values.shape[1], generator=torch.Generator().manual_seed(1)) * magnitude).bfloat16()
+    agree(right.product(left), left.double() @ right.values.t(), bound(left, right, torch.float32))
+
+
+def test_blocks_of_zeros_may_have_any_scale(level: str) -> None:
+    """A block of zeros has the least exponent, and does not make a product in bf16 one in floats: the bits are those of a usual exponent."""
+    right = random_blocks("mx e4m3", 40, 9)
+    right.codes[3:9, 32:96] = 0x80
+    left = torch.randn(30, right.values.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
+    usual, wanted = right.scales.clone(), right.product(left)
+    right.scales[3:9, 1:3] = torch.tensor([0, 254], dtype=torch.uint8)
+    assert torch.equal(right.product(left), wanted)
+    operands = left, False, left.dtype, 1.0, right.codes.t().contiguous(), False, right.dtype, 1.0
+    across = [torch.empty(30, 40), torch.empty(30, 40)]
+    for result, scales in zip(across, (usual, right.scales), strict=True):
+        native.gemm(*operands, result, torch.float32, right_scales=scales.t().contiguous())
+    assert torch.equal(*across)
+    right.scales[4, 2] = 0xFF
+    assert bool(right.product(left)[:, 4].isnan().all())
+
+
 def test_the_epilogue(level: str) -> None:
-    for name in FORMATS:
+    for name, rows in product(FORMATS, (9, 29)):
         right = random_blocks(name, 70, 6)
-        left = torch.randn(9, right.values.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
-        bias, addend = torch.randn(70), torch.randn(9, 70)
+        left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
+        bias, addend = torch.randn(70), torch.randn(rows, 70)
         want = 0.5 * (left.double() @ right.values.t()) + 0.25 * addend.double() + bias.double()
         allowed = bound(left, right, torch.float32) + 4 * EPS * (addend.abs().double() + bias.abs().double() + want.abs())
         agree(right.product(left, alpha=0.5, beta=0.25, addend=addend, bias=bias), want, allowed)
@@ -167,7 +248,7 @@ def test_the_epilogue(level: str) -> None:
 def test_threads_and_columns_around_it_change_nothing(level: str, kind: torch.dtype) -> None:
     """A column's result is of one order, whichever columns are computed with it and on however many threads."""
     for name in FORMATS:
-        for rows in (1, 4, 11):
+        for rows in (1, 4, 11, 33):
             right = random_blocks(name, 200, 40)
             left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
             wanted = right.product(left, num_threads=1)
@@ -189,11 +270,13 @@ def test_wrong_arguments_are_named_before_anything_is_written() -> None:
             native.gemm(left=left, left_transposed=flags[0], right_transposed=flags[1], **kinds, **given)
         assert bool((out == 7.0).all())
 
-    refused(
-        ArgumentError, "gemm with right_scales: expected a transposed right operand, and a left one that is not", torch.zeros(64, 4), (True, True)
-    )
-    refused(ArgumentError, "gemm with right_scales: expected a transposed right operand", torch.zeros(4, 6), (False, False), dst=torch.zeros(4, 64))
-    refused(ShapeError, "left of gemm with right_scales: expected at most 24 rows, got 25", torch.zeros(25, 64), dst=torch.zeros(25, 6))
+    other = "gemm with right_scales that are no E8M0 bytes: expected a transposed right operand, got another"
+    floats = torch.zeros(1, 64)
+    refused(ArgumentError, other, torch.zeros(4, 6), (False, False), right_scales=floats)
+    refused(ArgumentError, other, torch.zeros(6, 4), (True, False), right_scales=floats)
+    refused(ArgumentError, other, torch.zeros(4, 6), (False, False), right_dtype=E2M1)
+    refused(ShapeError, "right: expected rows in multiples of 32, got 6", torch.zeros(4, 6), (False, False))
+    refused(ShapeError, "right_scales: expected a matrix of at least 1 x 64", torch.zeros(4, 32), (False, False), right=right.codes.new_zeros(32, 64))
     refused(ShapeError, "right_scales: expected a matrix of at least 6 x 2", right_scales=right.scales[:, :1].contiguous())
     refused(ShapeError, "right: expected columns in multiples of 32, got 40", torch.zeros(4, 40), right=right.codes[:, :40].contiguous())
     refused(ShapeError, "right_scales: expected a matrix of at least 1 x 6", right_scales=torch.zeros(1, 5))

@@ -78,9 +78,11 @@ class Operand(NamedTuple):
 
 
 class Codes(NamedTuple):
-    """The codes of a copy whose lines are contracted, a row each; their type; their scales, and whether these are of squares; the factor of all."""
+    """The codes of a copy whose lines are contracted, as they are stored, a matrix: transposed, where ``turned``; their type; their scales, and
+    whether these are of squares; the factor of all."""
 
     data: Tensor
+    turned: bool
     dtype: DType
     scales: Tensor
     tiled: bool
@@ -166,18 +168,15 @@ def operand_of_blocks(x: Any, way: str, undo: bool = False) -> Operand:
 
 
 def codes_of_blocks(x: Any, way: str, undo: bool = False) -> Codes | None:
-    """A copy as a product with few rows reads it, with nothing decoded before; None where its codes do not lie line by line, or where lines have a
-    factor each, or a transform to ``undo``."""
+    """A copy as a product reads a right operand, with nothing decoded before; None where lines have a factor each, or a transform to ``undo``."""
     form, kernels = _form_of(x), FORMATS[_form_of(x)]
-    if way == "columnwise" and not form.transposed:
-        return None
     factor = kernels.factor(x, way)
     if (factor is not None and factor.numel() > 1) or (undo and kernels.transform(x, way) is not None):
         return None
     _, data, shape = _READER.stored(x, way)
-    lines = shape[1] if way == "columnwise" else shape[0]
-    codes = data.contiguous().view(lines, -1)
-    return Codes(codes, kernels.code(x), _scales(x, way), form.has_tile_scales(x), 1.0 if factor is None else factor)
+    turned = form.transposed and way == "columnwise"
+    codes = data.contiguous().view(shape[1] if turned else shape[0], -1)
+    return Codes(codes, turned, kernels.code(x), _scales(x, way), form.has_tile_scales(x), 1.0 if factor is None else factor)
 
 
 def fails_to_cancel(a: Any, way_a: str, b: Any, way_b: str) -> bool:

@@ -23,8 +23,6 @@ __all__ = ["GemmKernels", "products_gain"]
 _Job = GemmJob[torch.dtype]
 _BF16 = ("cpu", torch.bfloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
-_FEW_ROWS = 24
-"""Rows up to which ``native.gemm`` takes a right operand in blocks: its ``kMaxFewRows``."""
 
 
 def products_gain(A: Hashable, B: Hashable) -> str | None:
@@ -76,10 +74,10 @@ def _product(job: _Job, **epilogue: Any) -> Any:
     ways = WAYS[not job.transA], WAYS[job.transB]
     undo = fails_to_cancel(job.A, ways[0], job.B, ways[1])
     left = _operand(job.B, job.transB, ways[1], undo)
-    right = None if left[1] or job.shape.empty or job.shape.rows > _FEW_ROWS else _codes(job.A, ways[0], undo)
+    right = None if job.shape.empty else _codes(job.A, ways[0], undo)
     if right is not None:
         epilogue |= {"right_scales": right.scales, "right_tiled": right.tiled}
-        operands = (*left, right.data, True, int(right.dtype), right.factor)
+        operands = (*left, right.data, job.transA != right.turned, int(right.dtype), right.factor)
     else:
         operands = (*left, *_operand(job.A, job.transA, ways[0], undo))
     if job.D is not None and job.beta:
