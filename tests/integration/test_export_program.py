@@ -114,9 +114,14 @@ def test_torch_export_itself_takes_a_model_in_high_precision(tmp_path: Path) -> 
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
     with torch.no_grad():
         _check(torch.export.export(model, (drawn(2, 8),), dynamic_shapes=(sizes,)), model)
-    small = from_pretrained(tmp_path / "llama", FORMATS["fp8"])
-    with pytest.raises(ArgumentError, match=r"expected weights in high precision, got weights in 8 or 4 bits; export it by fusible.export_program"):
-        torch.export.export(small, (drawn(2, 8),))
+
+
+def test_torch_export_itself_keeps_operators_of_fusibles_for_8_bits(tmp_path: Path) -> None:
+    small = from_pretrained(saved("llama", tmp_path), FORMATS["fp8"])
+    with torch.no_grad():
+        program = torch.export.export(small, (drawn(2, 8),))
+        assert torch.equal(program.module()(drawn(2, 8)), small(drawn(2, 8)))
+    assert any("fusible" in str(node.target) for node in program.graph.nodes)
 
 
 def test_layers_by_nvidias_names_are_exported() -> None:

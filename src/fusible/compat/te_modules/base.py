@@ -22,7 +22,7 @@ from fusible.pytorch.engine.autocast import current_autocast
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.chain import ChainCall
 from fusible.pytorch.engine.compiled import traced_call
-from fusible.pytorch.engine.lowered import is_exporting, lowered_call
+from fusible.pytorch.engine.lowered import is_exporting, is_lowered, lowered_call
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.engine.torch_autocast import is_in_force
@@ -206,7 +206,7 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
     def _run(self, inp: torch.Tensor) -> list[torch.Tensor]:
         """The pipeline's output, then its extra outputs. ``torch.compile`` traces the pipeline where it has one output and its parameters are not
         split (``parameters_split``); any other it calls eagerly, with a break of the graph."""
-        if is_exporting():
+        if is_exporting() and is_lowered(self._runner(), current_autocast()):
             return [lowered_call(self._runner(), inp, (), ChainCall(), current_autocast())]
         if torch.compiler.is_compiling() and self._one_output and all(b.module is self for b in self._bound):
             return [traced_call(self, 0, self.holders(), inp)[0]]

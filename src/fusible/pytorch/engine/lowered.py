@@ -27,7 +27,7 @@ from fusible.pytorch.engine.torch_autocast import activation_of
 from fusible.pytorch.lowering import constants_of, lowered, values_of
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["exporting", "is_exporting", "lowered_call", "own_parameter"]
+__all__ = ["exporting", "is_exporting", "is_lowered", "lowered_call", "own_parameter"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,17 @@ _model: ContextVar[_Model | None] = ContextVar("fusible_exported_model", default
 def is_exporting() -> bool:
     """Whether ``torch.export`` traces by running the code. Where it has the compiler trace (``strict``), pipelines are our own operators."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
+def is_lowered(runner: PipelineRunner, context: autocast) -> bool:
+    """Whether a pipeline that ``torch.export`` traces becomes torch's functions. Outside of ``exporting`` one that computes in 8 or 4 bits does not:
+    its graph has our own operators, which compute as the model does and need Fusible."""
+    if not is_exporting() or _model.get() is not None:
+        return is_exporting()
+    if context.recipe is not None and not context.recipe.high_precision():
+        return False
+    with _disable_current_modes():
+        return not any(isinstance(_read(b.module, name), QuantizedTensor) for b in runner.bound for name in b.parameters)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.engine.compiled import breaks_graph, traced_call
-from fusible.pytorch.engine.lowered import is_exporting, lowered_call
+from fusible.pytorch.engine.lowered import is_exporting, is_lowered, lowered_call
 
 __all__ = ["TracedRun"]
 
@@ -36,8 +36,8 @@ class TracedRun(ChainPart):
             raise ArgumentError(expected("no keyword arguments of operations", of="a call that torch.compile traces", got="some", do=do))
         context = current_autocast()
         context = self._outside if self._outside is not None and context is OUTSIDE else context
-        if is_exporting():
-            return lowered_call(self._owner.pipeline(self._part), x, extra, call, context)
+        if is_exporting() and is_lowered(runner := self._owner.pipeline(self._part), context):
+            return lowered_call(runner, x, extra, call, context)
         key = context.key
         if breaks_graph(self._owner._handle, self._part, key):
             from fusible.pytorch.engine.untraced import call_as_it_is  # noqa: PLC0415 - for what it costs: it brings the compiler, which is there by now
