@@ -17,6 +17,7 @@ from finetune_models import checkpoint, documents, metrics, small_run
 from safetensors.torch import load_file
 
 from fusible.cli import main
+from fusible.cli.finetuning.options import FinetuneOptions
 from fusible.models.training import load_run, read_manifest, save_run
 
 WAYS = {
@@ -101,3 +102,11 @@ def test_a_damaged_state_is_refused(name: str, place: Path, tmp_path: Path, caps
     assert said.count("\n") == 1 and name in said and "use an intact checkpoint" in said
     path.unlink()
     assert main(["train", "--resume", str(out), "--steps", "2"]) == 2
+
+
+def test_options_that_the_first_runs_lack_are_what_those_had() -> None:
+    options = FinetuneOptions("model", ("text.txt",), device="cuda")
+    saved = options.to_json()
+    assert FinetuneOptions.from_json(saved) == options
+    del saved["device"]
+    assert FinetuneOptions.from_json(saved).device == "cpu"

@@ -115,6 +115,7 @@ def test_stop_strings_and_what_the_directory_recommends(folder: Path, loader: Lo
         (("--recipe", "delayed"), "--recipe: expected a run of 'fusible train', got a Hugging Face directory"),
         (("--format", "int9"), "--format: expected one of bf16, fp8, "),
         (("--device", "cuda:99"), "--device: expected a device that torch has here, got 'cuda:99'; name another, such as cpu."),
+        (("--device", "meta"), "--device: expected a device that torch has here, got 'meta'"),
         (("--max-memory", "much"), "--max-memory: expected an amount of memory, got 'much'"),
         (("--max-memory", "1MB"), "the memory: expected 0.00 GiB for the keys and values of"),
         (("--max-tokens", "256"), "the tokens of a sequence: expected at most 256, the context of the model"),

@@ -12,6 +12,9 @@ __all__ = ["device_named"]
 def device_named(name: str, option: str = "--device") -> torch.device:
     """The device of that name. Raises ``ArgumentError`` where torch has none that holds tensors."""
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise ArgumentError(expected("a device that torch has here", of=option, got=repr(name), do="name another, such as cpu")) from None
+        device = None
+    if device is None or device.type == "meta":
+        raise ArgumentError(expected("a device that torch has here", of=option, got=repr(name), do="name another, such as cpu"))
+    return device

@@ -44,6 +44,7 @@ class FinetuneOptions(RunOptions):
     }
     CHANGED: ClassVar[tuple[str, ...]] = (*_PATHS, "steps", "merge", "device")
     """Where its files are now, how far to go, what to write at the end, and where it is computed."""
+    SINCE: ClassVar[Mapping[str, Any]] = {"device": "cpu"}
 
     model: str
     data: tuple[str, ...]

@@ -49,8 +49,8 @@ def is_exporting() -> bool:
 def is_lowered(runner: PipelineRunner, context: autocast) -> bool:
     """Whether a pipeline that ``torch.export`` traces becomes torch's functions. Outside of ``exporting`` one that computes in 8 or 4 bits does not:
     its graph has our own operators, which compute as the model does and need Fusible."""
-    if not is_exporting() or _model.get() is not None:
-        return is_exporting()
+    if _model.get() is not None:
+        return True
     if context.recipe is not None and not context.recipe.high_precision():
         return False
     with _disable_current_modes():
