@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from te_client import RECIPES_OF_CLIENT, package_on, recipe_for
 from te_states import MODULES, OPTIONS, SIZE, stepped
 
-from fusible.compat import read_checkpoint, te_modules, write_checkpoint
+from fusible.compat import read_state_dict, te_modules, write_state_dict
 from fusible.compat.nvidia_state import read_pickled_state, read_state
 from fusible.errors import CheckpointError, MissingFileError
 from fusible.quantized import Float8CurrentScalingQuantizer, HybridQuantizer, IdentityQuantizer, QuantizedTensor
@@ -74,7 +74,7 @@ def test_what_the_package_writes_is_read_without_it(te: Any, name: str, form: st
     path = written(theirs.state_dict(), tmp_path, form)
     for module in [each for each in sys.modules if each.startswith("transformer_engine")]:
         monkeypatch.delitem(sys.modules, module)
-    ours.load_state_dict(read_checkpoint(path), strict=form != "safetensors")  # None has no place in safetensors
+    ours.load_state_dict(read_state_dict(path), strict=form != "safetensors")  # None has no place in safetensors
     monkeypatch.undo()
     check_goes_on(te, theirs, ours)
 
@@ -84,7 +84,7 @@ def test_what_is_written_for_the_package_it_reads(te: Any, name: str, tmp_path: 
     ours, theirs = made(te_modules, name), made(te, name)
     for number in range(3):
         stepped(te, ours, number)
-    write_checkpoint(tmp_path / "ours.pt", ours.state_dict())
+    write_state_dict(tmp_path / "ours.pt", ours.state_dict())
     held = torch.load(tmp_path / "ours.pt")  # with weights_only
     assert list(held) == list(theirs.state_dict())
     theirs.load_state_dict(held)
@@ -157,7 +157,7 @@ def test_older_states_are_read(te: Any, age: str, name: str, way: str, tmp_path:
     state = aged(theirs, age)
     if way == "file":
         torch.save(state, tmp_path / "aged.pt")
-        state = read_checkpoint(tmp_path / "aged.pt")
+        state = read_state_dict(tmp_path / "aged.pt")
     assert str(ours.load_state_dict(state)) == "<All keys matched successfully>"
     check_goes_on(te, theirs, ours)
 
@@ -166,7 +166,7 @@ def test_an_old_file_is_made_a_present_one(te: Any, tmp_path: Path) -> None:
     """Which the package reads without being told that it is trusted, under Fusible; and with that, by itself."""
     theirs, other = trained(te, "TransformerLayer"), made(te, "TransformerLayer")
     torch.save(aged(theirs, "1.x"), tmp_path / "aged.pt")
-    write_checkpoint(tmp_path / "present.pt", read_checkpoint(tmp_path / "aged.pt"))
+    write_state_dict(tmp_path / "present.pt", read_state_dict(tmp_path / "aged.pt"))
     held = torch.load(tmp_path / "present.pt")
     assert all(value.dtype is torch.uint8 for key, value in held.items() if key.endswith("_extra_state"))
     other.load_state_dict(held)
@@ -193,7 +193,7 @@ def test_quantized_parameters_go_both_ways(te: Any, recipe: str, tmp_path: Path)
     with te.quantized_model_init(recipe=recipe_for(te, recipe)):
         theirs = te.Linear(128, 96, params_dtype=torch.bfloat16)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pt")
-    held = read_checkpoint(tmp_path / "theirs.pt")
+    held = read_state_dict(tmp_path / "theirs.pt")
     weight: Any = theirs.weight
     assert isinstance(held["weight"], QuantizedTensor) and type(held["weight"]).__name__ == type(weight).__name__
     assert torch.equal(held["weight"].dequantize(), weight.dequantize())
@@ -201,7 +201,7 @@ def test_quantized_parameters_go_both_ways(te: Any, recipe: str, tmp_path: Path)
     ours.load_state_dict(held)
     assert torch.equal(ours.weight, weight.dequantize())
 
-    write_checkpoint(tmp_path / "ours.pt", held)
+    write_state_dict(tmp_path / "ours.pt", held)
     again = torch.load(tmp_path / "ours.pt")["weight"]
     assert type(again) is type(weight.detach()) and torch.equal(again.dequantize(), weight.dequantize())
     assert again._data.equal(weight._data) if hasattr(weight, "_data") else again._rowwise_data.equal(weight._rowwise_data)
@@ -233,7 +233,7 @@ def test_parameters_of_1x_are_made_by_a_method_of_their_class(tmp_path: Path) ->
             self.write(b"tR")
 
     torch.save({"weight": Method()}, tmp_path / "old.pt", pickle_module=type("Module", (), {"Pickler": Writer, "__name__": "module"}))
-    found = read_checkpoint(tmp_path / "old.pt")["weight"]
+    found = read_state_dict(tmp_path / "old.pt")["weight"]
     assert found.dtype is torch.bfloat16 and torch.equal(found.dequantize(dtype=torch.float32), data.dequantize(dtype=torch.float32))
 
 
@@ -242,7 +242,7 @@ def test_what_the_package_has_not_is_not_written(tmp_path: Path) -> None:
         torch.randn(32, 32)
     )
     with pytest.raises(CheckpointError, match=r"^a checkpoint for NVIDIA's package: expected tensors .*, got a HybridQuantizedTensor; dequantize it"):
-        write_checkpoint(tmp_path / "x.pt", {"weight": tensor})
+        write_state_dict(tmp_path / "x.pt", {"weight": tensor})
     assert not (tmp_path / "x.pt").exists()
 
 
@@ -278,14 +278,14 @@ def test_nothing_of_a_file_is_run(name: str, tmp_path: Path) -> None:
     torch.save(payloads()[name], tmp_path / "x.pt")
     if name == "in a pickle":  # it is read where it is loaded
         module = te_modules.Linear(4, 4)
-        held = {f"{key.removeprefix('x.')}": value for key, value in read_checkpoint(tmp_path / "x.pt").items()}
+        held = {f"{key.removeprefix('x.')}": value for key, value in read_state_dict(tmp_path / "x.pt").items()}
         with pytest.raises(CheckpointError, match="^the extra state of a module: expected tensors"):
             module.load_state_dict({**module.state_dict(), **held})
     else:
         with pytest.raises(
             CheckpointError, match=r"expected (tensors, plain values and quantized|members of enumerations).*nothing of it was run\.$"
         ):
-            read_checkpoint(tmp_path / "x.pt")
+            read_state_dict(tmp_path / "x.pt")
     assert TRACES == []
 
 
@@ -294,10 +294,10 @@ def test_the_sentence_names_what_was_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"got what torch reads for no weights \(Trying to load unsupported GLOBAL \w+\.system whose module \w+ is"
     ):
-        read_checkpoint(tmp_path / "x.pt")
+        read_state_dict(tmp_path / "x.pt")
     torch.save({"x": Payload(trace, 1)}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"\(Unsupported global: GLOBAL test_te_files\.trace\); use an intact"):
-        read_checkpoint(tmp_path / "x.pt")
+        read_state_dict(tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("form", ["pt", "old", "safetensors"])
@@ -306,9 +306,9 @@ def test_a_damaged_file_is_told(form: str, tmp_path: Path) -> None:
     with open(path, "r+b") as file:
         file.truncate(path.stat().st_size // 2)
     with pytest.raises(CheckpointError, match=rf"^{path}: expected tensors.*, got .*; use an intact checkpoint"):
-        read_checkpoint(path)
+        read_state_dict(path)
     with pytest.raises(MissingFileError, match="none.pt: expected a file"):
-        read_checkpoint(tmp_path / "none.pt")
+        read_state_dict(tmp_path / "none.pt")
 
 
 @pytest.mark.parametrize("extra", [3.0, as_file({"scale_fwd": torch.ones(3)}), [torch.ones(3)]], ids=["number", "half", "short list"])
@@ -323,6 +323,6 @@ def test_a_state_of_no_version_is_told(extra: Any) -> None:
 def test_other_things_of_a_training_are_kept_as_they_are(tmp_path: Path) -> None:
     held = {"model": OrderedDict(weight=torch.ones(2)), "step": 3, "names": ["a", {"b": torch.zeros(1)}], "lr": 0.1}
     torch.save(held, tmp_path / "x.pt")
-    found = read_checkpoint(tmp_path / "x.pt")
+    found = read_state_dict(tmp_path / "x.pt")
     assert found["step"] == 3 and found["lr"] == 0.1 and torch.equal(found["model"]["weight"], torch.ones(2)) and found["names"][0] == "a"
     assert isinstance(found["model"], OrderedDict) and torch.equal(found["names"][1]["b"], torch.zeros(1))

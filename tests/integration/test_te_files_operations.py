@@ -13,7 +13,7 @@ import torch
 from te_client import package, recipe_for
 
 import fusible
-from fusible.compat import operations_from_nvidia, operations_to_nvidia, read_checkpoint, write_checkpoint
+from fusible.compat import operations_from_nvidia, operations_to_nvidia, read_state_dict, write_state_dict
 from fusible.compat.nvidia_files.operations import _format
 from fusible.compat.nvidia_state import read_pickled_state
 from fusible.errors import CheckpointError
@@ -69,7 +69,7 @@ def test_ours_goes_on_where_the_package_was(te: Any, name: str, fp8_format: str,
     for step in range(3):
         stepped(te, theirs, step, fp8_format)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pt")
-    state = operations_from_nvidia(ours, read_checkpoint(tmp_path / "theirs.pt"))
+    state = operations_from_nvidia(ours, read_state_dict(tmp_path / "theirs.pt"))
     assert str(ours.load_state_dict(state)) == "<All keys matched successfully>"
     fresh.load_state_dict({key: value for key, value in state.items() if "scaling_state" not in key})
     wanted = stepped(te, theirs, 3, fp8_format)
@@ -84,7 +84,7 @@ def test_the_package_goes_on_where_ours_was(te: Any, name: str, fp8_format: str,
     theirs, ours = MODELS[name](te.ops), MODELS[name](ops)
     for step in range(3):
         stepped(te, ours, step, fp8_format)
-    write_checkpoint(tmp_path / "ours.pt", operations_to_nvidia(ours))
+    write_state_dict(tmp_path / "ours.pt", operations_to_nvidia(ours))
     assert str(theirs.load_state_dict(torch.load(tmp_path / "ours.pt"))) == "<All keys matched successfully>"
     check_goes_on(te, ours, theirs, fp8_format)
 

@@ -9,7 +9,7 @@ from fusible.compat.device_map import cuda_on_cpu
 from fusible.compat.names import install, installed, uninstall
 
 if TYPE_CHECKING:
-    from fusible.compat.nvidia_files import operations_from_nvidia, operations_to_nvidia, read_checkpoint, write_checkpoint
+    from fusible.compat.nvidia_files import operations_from_nvidia, operations_to_nvidia, read_state_dict, write_state_dict
 
 __all__ = [
     "cuda_on_cpu",
@@ -17,9 +17,9 @@ __all__ = [
     "installed",
     "operations_from_nvidia",
     "operations_to_nvidia",
-    "read_checkpoint",
+    "read_state_dict",
     "uninstall",
-    "write_checkpoint",
+    "write_state_dict",
 ]
 
 

@@ -1,4 +1,4 @@
-"""``read_checkpoint``: files of state dicts that NVIDIA's package wrote, of all its versions, without the package and without a pickle."""
+"""``read_state_dict``: files of state dicts that NVIDIA's package wrote, of all its versions, without the package and without a pickle."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fusible.compat.nvidia_files.extra_states import loaded_file, present_form
 from fusible.errors import CheckpointError, expected
 from fusible.files import map_file, read_file
 
-__all__ = ["read_checkpoint"]
+__all__ = ["read_state_dict"]
 
 _EXTRA = "_extra_state"
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> Any:
+def read_state_dict(path: str | os.PathLike[str]) -> Any:
     """What ``torch.save`` wrote to the file ``path``, most often a state dict; or the tensors of a file in safetensors.
 
     Tensors are on the CPU. Quantized parameters of NVIDIA's package (``quantized_model_init``) become Fusible's of the same bytes. What its modules

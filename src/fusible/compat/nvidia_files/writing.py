@@ -1,4 +1,4 @@
-"""``write_checkpoint``: a state dict as a file that NVIDIA's package reads, quantized parameters as its own tensors."""
+"""``write_state_dict``: a state dict as a file that NVIDIA's package reads, quantized parameters as its own tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fusible.files import replace_file
 from fusible.quantized import QuantizedTensor, Quantizer
 from fusible.tex import DType
 
-__all__ = ["write_checkpoint"]
+__all__ = ["write_state_dict"]
 
 
-def write_checkpoint(path: str | os.PathLike[str], state: Any) -> None:
+def write_state_dict(path: str | os.PathLike[str], state: Any) -> None:
     """Write ``state``, a state dict of modules of ``fusible.compat`` or of anything with tensors and plain values, as ``torch.save`` would.
 
     Quantized tensors become those of NVIDIA's package: a process that has imported it reads the file by ``torch.load(path)``, ``weights_only`` as it
