@@ -1,8 +1,7 @@
 // A tile of attention: scores, the online softmax (Milakov and Gimelshein 2018), and the values' sums, all in cache.
 #pragma once
 
-#include "attention/probabilities.hpp"
-#include "gemm/tile.hpp"
+#include "attention/products.hpp"
 
 namespace fusible::attention::FUSIBLE_LEVEL {
 namespace {
@@ -71,8 +70,8 @@ struct Group {
 
 inline int make_groups(const Span* spans, int rows, Group* groups) {
     int count = 0;
-    for (int row = 0; row < rows; row += kMR) {
-        const int height = rows - row < kMR ? rows - row : kMR;
+    for (int row = 0; row < rows; row += kGroupRows) {
+        const int height = rows - row < kGroupRows ? rows - row : kGroupRows;
         const Span keys = hull(spans + row, height);
         if (!is_empty(keys)) groups[count++] = {row, height, keys};
     }
@@ -81,29 +80,33 @@ inline int make_groups(const Span* spans, int rows, Group* groups) {
 
 inline bool meets(Span span, int begin, int end) { return span.begin < end && span.end > begin; }
 
-/// sums[r][c] (+)= the product over the units of `depth` (elements of a left operand and rows of a right one) of a group's rows.
-inline void multiply_span(const Group& g, const PackedRows& left, const std::int32_t* right, float* sums, std::ptrdiff_t stride) {
-    const int first = g.keys.begin / kDepth;
-    const int last = (g.keys.end + kDepth - 1) / kDepth;
-    const PackedRows part{left.units + g.row * left.row_stride + first * left.unit_stride, left.row_stride, left.unit_stride};
-    multiply_last(g.height, part, right + first * kNR, last - first, sums + g.row * stride, stride, true);
+/// sums[r][c] += the product of a group's rows over the keys that it sees.
+inline void multiply_span(const Group& g, const PackedRows& left, const Panel& right, float* sums, std::ptrdiff_t stride) {
+    const PackedRows rows{left.units + g.row * left.row_stride, left.row_stride, left.unit_stride};
+    right.multiply(g.height, rows, units_of(g.keys), sums + g.row * stride, stride, true);
 }
 
 void attend(const AttendTile& t) {
-    Group groups[kMaxBlockRows / kMR + 1];
+    begin_products();
+    Group groups[kMaxBlockRows / kGroupRows + 1];
     const int count = make_groups(t.seen, t.rows, groups);
-    for (int p = 0; p * kNR < t.keys; ++p)
+    for (int p = 0; p * kNR < t.keys; ++p) {
+        const Panel keys(t.k + p * t.depth * kNR, t.depth);
         for (int i = 0; i < count; ++i) {
             const Group& g = groups[i];
             if (!meets(g.keys, p * kNR, (p + 1) * kNR)) continue;
             const PackedRows left{t.q + g.row * t.q_stride, t.q_stride, 1};
-            multiply_last(g.height, left, t.k + p * t.depth * kNR, t.depth, t.scores + g.row * kScoreStride + p * kNR, kScoreStride, false);
+            keys.multiply(g.height, left, {0, t.depth}, t.scores + g.row * kScoreStride + p * kNR, kScoreStride, false);
         }
+    }
     for (int i = 0; i < count; ++i)
-        for (int r = 0; r < groups[i].height; ++r) soften(t, groups[i].row + r, widen(groups[i].keys, kLanes));
-    for (int c = 0; c < t.value_panels; ++c)
+        for (int r = 0; r < groups[i].height; ++r) soften(t, groups[i].row + r, widen(groups[i].keys, kWholeRun));
+    for (int c = 0; c < t.value_panels; ++c) {
+        const Panel values(t.v + c * t.v_stride, (t.keys + kDepth - 1) / kDepth);
         for (int i = 0; i < count; ++i)
-            multiply_span(groups[i], PackedRows{t.probabilities, kScoreStride, 1}, t.v + c * t.v_stride, t.out + c * kNR, t.out_stride);
+            multiply_span(groups[i], PackedRows{t.probabilities, kScoreStride, 1}, values, t.out + c * kNR, t.out_stride);
+    }
+    end_products();
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ inline void differ(const GradientTile& t, int first, Span whole) {
     const F32 scale = splat(t.scale);
     std::int32_t* const across = t.differences_across + first / kDepth * kGradStride;
     const F32 none[kDepth] = {};
-    const int all = (t.rows + kLanes - 1) / kLanes * kLanes;
+    const int all = (t.rows + kWholeRun - 1) / kWholeRun * kWholeRun;
     for (int i = 0; i < whole.begin; i += kLanes) store_across(across + i, none);
     for (int i = whole.end; i < all; i += kLanes) store_across(across + i, none);
     for (int i = whole.begin; i < whole.end; i += kLanes) {
@@ -56,38 +56,51 @@ inline void differ(const GradientTile& t, int first, Span whole) {
     }
 }
 
-inline void score(const GradientTile& t, const Group& g, int panel) {
-    const std::ptrdiff_t at = g.row * kGradStride + panel * kNR;
-    const PackedRows k{t.k + g.row * t.k_stride, t.k_stride, 1};
-    multiply_last(g.height, k, t.q_turned + panel * t.depth * kNR, t.depth, t.scores + at, kGradStride, false);
-    const PackedRows v{t.v + g.row * t.v_stride, t.v_stride, 1};
-    multiply_last(g.height, v, t.o_turned + panel * t.value_depth * kNR, t.value_depth, t.gradients + at, kGradStride, false);
+/// The products of a group of keys with a panel of queries, of `depth` units.
+inline void score(const Group& g, const std::int32_t* keys, std::ptrdiff_t stride, const Panel& queries, std::int64_t depth, float* sums) {
+    queries.multiply(g.height, PackedRows{keys + g.row * stride, stride, 1}, {0, depth}, sums + g.row * kGradStride, kGradStride, false);
 }
 
 void differentiate(const GradientTile& t) {
-    Group keys[kGradKeys / kMR + 1];
+    Group keys[kGradKeys / kGroupRows + 1];
     const int key_groups = make_groups(t.seers, t.keys, keys);
     if (key_groups == 0) return;
-    for (int p = 0; p * kNR < t.rows; ++p)
-        for (int i = 0; i < key_groups; ++i)
-            if (meets(keys[i].keys, p * kNR, (p + 1) * kNR)) score(t, keys[i], p);
+    begin_products();
+    for (int p = 0; p * kNR < t.rows; ++p) {
+        const Panel q(t.q_turned + p * t.depth * kNR, t.depth);
+        const Panel o(t.o_turned + p * t.value_depth * kNR, t.value_depth);
+        for (int i = 0; i < key_groups; ++i) {
+            if (!meets(keys[i].keys, p * kNR, (p + 1) * kNR)) continue;
+            score(keys[i], t.k, t.k_stride, q, t.depth, t.scores + p * kNR);
+            score(keys[i], t.v, t.v_stride, o, t.value_depth, t.gradients + p * kNR);
+        }
+    }
     for (int key = 0; key < t.keys; key += kDepth) {
-        const int group = key / kMR * kMR;
-        const Span whole = widen(hull(t.seers + group, t.keys - group < kMR ? t.keys - group : kMR), kLanes);
+        const int group = key / kGroupRows * kGroupRows;
+        const Span whole = widen(hull(t.seers + group, t.keys - group < kGroupRows ? t.keys - group : kGroupRows), kWholeRun);
         for (int d = 0; d < kDepth; ++d) hide(t, key + d, whole);
         differ(t, key, whole);
     }
-    for (int c = 0; c < t.value_panels; ++c)
+    const std::int64_t row_units = (t.rows + kDepth - 1) / kDepth;
+    for (int c = 0; c < t.value_panels; ++c) {
+        const Panel o(t.o_across + c * t.across_stride, row_units);
         for (int i = 0; i < key_groups; ++i)
-            multiply_span(keys[i], PackedRows{t.probabilities, kGradStride, 1}, t.o_across + c * t.across_stride, t.dv + c * kNR, t.dv_stride);
-    for (int c = 0; c < t.panels; ++c)
+            multiply_span(keys[i], PackedRows{t.probabilities, kGradStride, 1}, o, t.dv + c * kNR, t.dv_stride);
+    }
+    for (int c = 0; c < t.panels; ++c) {
+        const Panel q(t.q_across + c * t.across_stride, row_units);
         for (int i = 0; i < key_groups; ++i)
-            multiply_span(keys[i], PackedRows{t.differences, kGradStride, 1}, t.q_across + c * t.across_stride, t.dk + c * kNR, t.dk_stride);
-    Group rows[kGradRows / kMR + 1];
+            multiply_span(keys[i], PackedRows{t.differences, kGradStride, 1}, q, t.dk + c * kNR, t.dk_stride);
+    }
+    Group rows[kGradRows / kGroupRows + 1];
     const int row_groups = make_groups(t.seen, t.rows, rows);
-    for (int c = 0; c < t.panels; ++c)
-        for (int i = 0; i < row_groups; ++i)
-            multiply_span(rows[i], PackedRows{t.differences_across, 1, kGradStride}, t.k_across + c * t.k_across_stride, t.dq + c * kNR, t.dq_stride);
+    const std::int64_t key_units = (t.keys + kDepth - 1) / kDepth;
+    const PackedRows differences = as_left(t.differences_across, kGradStride, key_units, t.rows, t.scores);
+    for (int c = 0; c < t.panels; ++c) {
+        const Panel k(t.k_across + c * t.k_across_stride, key_units);
+        for (int i = 0; i < row_groups; ++i) multiply_span(rows[i], differences, k, t.dq + c * kNR, t.dq_stride);
+    }
+    end_products();
 }
 
 }  // namespace

@@ -213,18 +213,19 @@ class Forward {
     void attend(std::size_t first, std::size_t last, const PackedKeys& packed) {
         const std::int64_t tile_keys = packed.keys != nullptr ? kMaxTileKeys : kNearKeys;
         const QueryBlock& any = tasks_[first];
+        const std::int64_t rows = round_up(any.rows, kOperandRows);
         std::vector<BlockOwn> own(last - first);
         BlockScratch scratch{};
         carve(block_workspace, [&](Slices& slices) {
             scratch.scores = slices.take<float>(any.rows * kScoreStride);
-            scratch.probabilities = slices.take<std::int32_t>(any.rows * kScoreStride);
+            scratch.probabilities = slices.take<std::int32_t>(rows * kScoreStride);
             scratch.seen = slices.take<Span>(any.rows);
             scratch.counters = slices.take<std::uint64_t>(any.rows);
             scratch.keys = slices.take<std::int32_t>(packed.keys != nullptr ? 0 : packer_.key_units(tile_keys));
             scratch.values = slices.take<std::int32_t>(packed.keys != nullptr ? 0 : packer_.value_units(tile_keys));
             scratch.gathered = slices.take<std::uint8_t>(packed.keys != nullptr ? 0 : packer_.gathered_bytes());
             for (std::size_t i = first; i < last; ++i)
-                own[i - first] = {slices.take<std::int32_t>(any.rows * q_stride()), any.parts > 1 ? tasks_[i].state : take_state(slices, any.rows)};
+                own[i - first] = {slices.take<std::int32_t>(rows * q_stride()), any.parts > 1 ? tasks_[i].state : take_state(slices, any.rows)};
         });
         for (std::size_t i = first; i < last; ++i) {
             clear(tasks_[i], own[i - first].state);

@@ -16,6 +16,7 @@ constexpr int kGradKeys = 192;      // keys and
 constexpr int kGradRows = 128;      // queries of a backward block
 constexpr int kGradStride = kGradRows + 16;
 constexpr int kMaxLanes = 16;
+constexpr int kOperandRows = 16;    // whole numbers of which a left operand of a product has memory for
 
 /// Positions [begin, end); none where end <= begin.
 struct Span {
@@ -34,7 +35,7 @@ struct Dropout {
 
 /// A block of queries beside a tile of keys. Operands are packed units (gemm/pack.hpp).
 struct AttendTile {
-    const std::int32_t* q;  // unit u of row r at q[r * q_stride + u]
+    const std::int32_t* q;  // unit u of row r at q[r * q_stride + u]; memory for whole numbers of kOperandRows, as in `probabilities`
     std::ptrdiff_t q_stride;
     int rows;
     std::int64_t depth;     // units of q and k
@@ -124,6 +125,9 @@ struct Kernels {
 
 FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 namespace avx512bf16 {
+extern const Kernels kernels;
+}
+namespace amx {
 extern const Kernels kernels;
 }
 

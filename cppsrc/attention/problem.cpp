@@ -222,7 +222,8 @@ Problem read_problem(const StridedView& q, const StridedView& k, const StridedVi
 
 const Kernels& kernels_for(ElementKind kind) {
 #if defined(FUSIBLE_X86_KERNELS)
-    if (current_level() >= Level::Avx512Bf16 && avx512bf16::kernels.takes[table_index(kind)]) return avx512bf16::kernels;
+    const Kernels& halves = current_level() == Level::Amx ? amx::kernels : avx512bf16::kernels;
+    if (current_level() >= Level::Avx512Bf16 && halves.takes[table_index(kind)]) return halves;
 #endif
     (void)kind;
     return FUSIBLE_SELECT(kernels);

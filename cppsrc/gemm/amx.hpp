@@ -1,89 +1,18 @@
-// The micro-kernel of AMX: a register is a tile, of 16 rows of 64 bytes. A product of two tiles adds to 16 x 16 sums what 16 rows of A and 16 columns
-// of B make of 32 elements of K. Of the eight tiles four hold sums, two A and two B.
+// Blocks of a product by the micro-kernel of AMX.
 #pragma once
 
+#include "gemm/amx_tiles.hpp"
 #include "gemm/factors.hpp"
-#include "gemm/tile.hpp"
 
 #if defined(__AMX_BF16__)
-
-#include <immintrin.h>
 
 namespace fusible::gemm::FUSIBLE_LEVEL {
 namespace {
 
 using namespace simd::FUSIBLE_LEVEL;
 
-constexpr int kTileRows = 16;
-constexpr std::int64_t kTileUnits = 16;
 /// Units of K of a slab of B's columns, which stays in the nearest cache while all rows of A pass: 32 KiB.
 constexpr std::int64_t kSlabUnits = 256;
-
-/// What the tiles are, until they are released: `rows` of the first sums and of the first A, 16 of all others.
-inline void configure_tiles(int rows) {
-    struct alignas(64) {
-        std::uint8_t palette = 1;
-        std::uint8_t first_row = 0;
-        std::uint8_t reserved[14] = {};
-        std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        std::uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
-    } configuration;
-    constexpr int kOfRows[] = {0, 1, 4};
-    for (const int tile : kOfRows) configuration.rows[tile] = static_cast<std::uint8_t>(rows);
-    _tile_loadconfig(&configuration);
-}
-
-/// Sums of kDown x kAcross tiles: (+)= the product of `units` (whole tiles, but for the last, which `b_last` has padded with zeros).
-template <int kDown, int kAcross>
-inline void multiply_tiles(const std::int32_t* a, std::int64_t a_stride, const std::int32_t* b, std::int64_t units, const std::int32_t* b_last,
-                           float* sums, std::int64_t stride, bool add_to) {
-    constexpr std::int64_t kABytes = kTileUnits * 4;
-    const std::int64_t c_bytes = stride * 4;
-    constexpr std::int64_t kBBytes = kNR * 4;
-    const std::int32_t* const a_below = a + kTileRows * a_stride;
-    float* const sums_below = sums + kTileRows * stride;
-    if (add_to) {
-        _tile_loadd(0, sums, c_bytes);
-        if constexpr (kAcross > 1) _tile_loadd(1, sums + 16, c_bytes);
-        if constexpr (kDown > 1) _tile_loadd(2, sums_below, c_bytes);
-        if constexpr (kDown > 1 && kAcross > 1) _tile_loadd(3, sums_below + 16, c_bytes);
-    } else {
-        _tile_zero(0);
-        if constexpr (kAcross > 1) _tile_zero(1);
-        if constexpr (kDown > 1) _tile_zero(2);
-        if constexpr (kDown > 1 && kAcross > 1) _tile_zero(3);
-    }
-    for (std::int64_t u = 0; u < units; u += kTileUnits) {
-        const bool last = units - u < kTileUnits;
-        const std::int32_t* const from = last ? b_last : b + u * kNR;
-        _tile_loadd(6, from, kBBytes);
-        if constexpr (kAcross > 1) _tile_loadd(7, from + 16, kBBytes);
-        _tile_loadd(4, a + u * kTileRows, kABytes);
-        _tile_dpbf16ps(0, 4, 6);
-        if constexpr (kAcross > 1) _tile_dpbf16ps(1, 4, 7);
-        if constexpr (kDown > 1) {
-            _tile_loadd(5, a_below + u * kTileRows, kABytes);
-            _tile_dpbf16ps(2, 5, 6);
-            if constexpr (kAcross > 1) _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, sums, c_bytes);
-    if constexpr (kAcross > 1) _tile_stored(1, sums + 16, c_bytes);
-    if constexpr (kDown > 1) _tile_stored(2, sums_below, c_bytes);
-    if constexpr (kDown > 1 && kAcross > 1) _tile_stored(3, sums_below + 16, c_bytes);
-}
-
-/// The last units of a slab's columns, with zeros for those that a tile has more.
-struct PaddedUnits {
-    alignas(64) std::int32_t at[kTileUnits * kNR];
-
-    void fill(const std::int32_t* b, std::int64_t units, int across) {
-        const std::int64_t whole = units / kTileUnits * kTileUnits;
-        for (std::int64_t u = 0; u < kTileUnits; ++u)
-            for (int v = 0; v < across; ++v)
-                _mm512_store_si512(at + u * kNR + v * 16, whole + u < units ? _mm512_loadu_si512(b + (whole + u) * kNR + v * 16) : _mm512_setzero_si512());
-    }
-};
 
 /// `units` of a micro-panel from the u-th on, which is a slab: what rows of A are multiplied with.
 struct Slab {
@@ -103,8 +32,8 @@ inline void multiply_scaled_tiles(const Block& block, int r, int rows, const Sla
         const std::int64_t u = slab.u + i * block.factor_units;
         if (i < blocks) {
             const std::int64_t units = slab.u + slab.units - u < block.factor_units ? slab.u + slab.units - u : block.factor_units;
-            const std::int32_t* const a = block.a + r * block.row_stride + u * kTileRows;
-            multiply_tiles<kDown, kAcross>(a, block.row_stride, slab.panel + u * kNR, units, slab.last, of_block[i % 2], kCols, false);
+            const auto a = TileRows::in_squares(block.a + r * block.row_stride + u * kTileRows, block.row_stride);
+            multiply_tiles<kDown, kAcross>(a, slab.panel + u * kNR, units, slab.last, of_block[i % 2], kCols, false);
         }
         if (i == 0) continue;
         const float* const factors = factors_at(block, slab.panel, u - block.factor_units);
@@ -121,8 +50,8 @@ inline void multiply_scaled_tiles(const Block& block, int r, int rows, const Sla
 template <int kDown, int kAcross>
 inline void multiply_slab_of_tiles(const Block& block, int r, int rows, const Slab& slab, float* sums) {
     if (block.factor_units != 0) return multiply_scaled_tiles<kDown, kAcross>(block, r, rows, slab, sums);
-    const std::int32_t* const a = block.a + r * block.row_stride + slab.u * kTileRows;
-    multiply_tiles<kDown, kAcross>(a, block.row_stride, slab.panel + slab.u * kNR, slab.units, slab.last, sums + r * block.sums_stride, block.sums_stride,
+    const auto a = TileRows::in_squares(block.a + r * block.row_stride + slab.u * kTileRows, block.row_stride);
+    multiply_tiles<kDown, kAcross>(a, slab.panel + slab.u * kNR, slab.units, slab.last, sums + r * block.sums_stride, block.sums_stride,
                                    block.add_to || slab.u > 0);
 }
 
