@@ -11,8 +11,8 @@ namespace {
 
 using namespace simd::FUSIBLE_LEVEL;
 
-/// Units of K of a slab of B's columns, which stays in the nearest cache while all rows of A pass: 32 KiB.
-constexpr std::int64_t kSlabUnits = 256;
+/// Units of K of a slab of two micro-panels of B, which stays in the nearest cache while all rows of A pass: 32 KiB.
+constexpr std::int64_t kSlabUnits = 128;
 
 /// `units` of a micro-panel from the u-th on, which is a slab: what rows of A are multiplied with.
 struct Slab {
@@ -55,29 +55,34 @@ inline void multiply_slab_of_tiles(const Block& block, int r, int rows, const Sl
                                    block.add_to || slab.u > 0);
 }
 
-/// Rows [first, last) of a block, whole tiles or one that is not, and all of its columns.
-template <int kAcross>
-inline void multiply_columns(const Block& block, int first, int last, const std::int32_t* panel, float* sums) {
-    PaddedUnits padded;
+/// Rows [first, last) of a block, whole tiles or one that is not, and the columns of kPanels micro-panels: a row's tiles are read from farther caches
+/// once for all of these.
+template <int kPanels, int kAcross>
+inline void multiply_panels(const Block& block, int first, int last, const std::int32_t* panels, float* sums) {
+    PaddedUnits padded[kPanels];
+    Slab slabs[kPanels];
     for (std::int64_t u = 0; u == 0 || u < block.kc; u += kSlabUnits) {
-        const Slab slab{panel, u, block.kc - u < kSlabUnits ? block.kc - u : kSlabUnits, padded.at};
-        if (slab.units % kTileUnits != 0) padded.fill(panel + u * kNR, slab.units, kAcross);
+        const std::int64_t units = block.kc - u < kSlabUnits ? block.kc - u : kSlabUnits;
+        for (int p = 0; p < kPanels; ++p) {
+            slabs[p] = {panels + p * block.panel_stride, u, units, padded[p].at};
+            if (units % kTileUnits != 0) padded[p].fill(slabs[p].panel + u * kNR, units, kAcross);
+        }
         int r = first;
-        for (; r + 2 * kTileRows <= last; r += 2 * kTileRows) multiply_slab_of_tiles<2, kAcross>(block, r, 2 * kTileRows, slab, sums);
-        if (r < last) multiply_slab_of_tiles<1, kAcross>(block, r, last - r, slab, sums);
+        for (; r + 2 * kTileRows <= last; r += 2 * kTileRows)
+            for (int p = 0; p < kPanels; ++p) multiply_slab_of_tiles<2, kAcross>(block, r, 2 * kTileRows, slabs[p], sums + p * kNR);
+        for (int p = 0; p < kPanels && r < last; ++p) multiply_slab_of_tiles<1, kAcross>(block, r, last - r, slabs[p], sums + p * kNR);
     }
 }
 
 inline void multiply_rows_of_tiles(const Block& block, int first, int last) {
     if (first == last) return;
     configure_tiles(last - first < kTileRows ? last - first : kTileRows);
-    for (int c = 0; c < block.cols; c += kNR) {
-        const std::int32_t* const b = block.b + c / kNR * block.panel_stride;
-        if (block.cols - c > 16)
-            multiply_columns<2>(block, first, last, b, block.sums + c);
-        else
-            multiply_columns<1>(block, first, last, b, block.sums + c);
-    }
+    const std::int32_t* panel = block.b;
+    int c = 0;
+    for (; block.cols - c > kNR + kTileRows; c += 2 * kNR, panel += 2 * block.panel_stride)
+        multiply_panels<2, 2>(block, first, last, panel, block.sums + c);
+    for (; block.cols - c > kTileRows; c += kNR, panel += block.panel_stride) multiply_panels<1, 2>(block, first, last, panel, block.sums + c);
+    if (c < block.cols) multiply_panels<1, 1>(block, first, last, panel, block.sums + c);
     _tile_release();
 }
 

@@ -101,11 +101,11 @@ template <class S>
 void pack_tiles_down(const void* untyped, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out, std::int64_t out_stride) {
     const std::int64_t units = (depth + kDepth - 1) / kDepth;
     alignas(64) std::int32_t across[kLanes * kLanes];
-    for (std::int64_t j = 0; j < width; j += kLanes) {
-        const std::int64_t some = width - j < kLanes ? width - j : kLanes;
-        for (std::int64_t u = 0; u < units; u += kLanes) {
-            const std::int64_t first = u * kDepth;
-            const std::int64_t elements = depth - first < kRun ? depth - first : kRun;
+    for (std::int64_t u = 0; u < units; u += kLanes) {  // along rows first, whose lines and pages are near
+        const std::int64_t first = u * kDepth;
+        const std::int64_t elements = depth - first < kRun ? depth - first : kRun;
+        for (std::int64_t j = 0; j < width; j += kLanes) {
+            const std::int64_t some = width - j < kLanes ? width - j : kLanes;
             pack_across<S>(static_cast<const S*>(untyped) + first * stride + j, stride, elements, some, across, kLanes);
             Units square[kLanes];
             for (std::int64_t i = 0; i < kLanes; ++i) square[i] = i * kDepth < elements ? load_units(across + i * kLanes) : units_along(Padded<S>().at);

@@ -19,7 +19,7 @@ class GEMM:
     """Matrix products with fp32 accumulation and a fused epilogue; of operands in fp64, both of them, all is computed in it."""
 
     @function(
-        "A transA B transB D quantizer",
+        "A transA B transB D quantizer output_dtype bias gelu",
         A="any [* a]",
         B="any [* b]",
         bias="real [n]",

@@ -14,6 +14,7 @@ from fusible.tex.backends.cpu.blocks import Codes, codes_of_blocks, fails_to_can
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.enums import DType
 from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
 from fusible.tex.interface.declare import Request, inherited, requires
 from fusible.tex.protocol import to_torch
@@ -22,21 +23,28 @@ __all__ = ["GemmKernels", "products_gain"]
 
 _Job = GemmJob[torch.dtype]
 _BF16 = ("cpu", torch.bfloat16)
+_BF16_NAMES = (None, torch.bfloat16, DType.kBFloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
 
 
-def products_gain(A: Hashable, B: Hashable) -> str | None:
-    """None where the kernel is the better one for operands of these kinds; otherwise what it is better for."""
-    kinds = A, B
-    if any(isinstance(kind, tuple) and len(kind) == 3 for kind in kinds):
+def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
+    """None where the kernel is the better one for operands of these kinds; otherwise what it is better for. ``is_plain``: torch's own product of bfloat16
+    serves what is wanted, which is as fast on tiles. For the rest torch has a product of float32."""
+    if any(isinstance(kind, tuple) and len(kind) == 3 for kind in (A, B)):
         return None
-    if kinds == (_BF16, _BF16) and native.get_level() == "avx512bf16":
+    level = native.get_level()
+    if A == B == _BF16 and (level == "avx512bf16" or (level == "amx" and not is_plain)):
         return None
-    return "serves products with an FP8 operand, and of bfloat16 where the CPU has dot products of it and no tiles; others are left to torch's own"
+    most = (
+        "serves products with an FP8 operand; of bfloat16 where the CPU has dot products of it, and on tiles what is more than op(B) @ A in bfloat16"
+    )
+    return f"{most}; others are left to torch's own"
 
 
 def _better_here(request: Request) -> str | None:
-    return products_gain(request["A"], request["B"])
+    gives_bf16 = request["D"] in (None, _BF16) and request["output_dtype"] in _BF16_NAMES
+    is_plain = gives_bf16 and request["bias"] in (None, _BF16) and not (request["gelu"] or request["transB"])
+    return products_gain(request["A"], request["B"], is_plain)
 
 
 class GemmKernels(GemmBySteps):

@@ -20,7 +20,8 @@ def _better_here(request: Request) -> str | None:
         return "reads lists of operands"
     if request["transb"] and A == B and request["D"] in (A, None):
         return "leaves weight gradients as wide as their operands to torch's own, which writes them in less time"
-    reasons = [reason for a in A for b in B if (reason := products_gain(a, b)) is not None]
+    is_plain = not request["transb"] and set(D if isinstance(D := request["D"], tuple) else (D,)) <= {None, *A}
+    reasons = [reason for a in A for b in B if (reason := products_gain(a, b, is_plain)) is not None]
     return reasons[0] if reasons else None
 
 
