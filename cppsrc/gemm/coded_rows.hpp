@@ -176,6 +176,11 @@ void pack_coded_rows(const CodedRows& source, std::int64_t rows, std::int64_t de
 }
 
 template <class Reader>
+void pack_coded_tiles(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
+    tile_rows(Reader{source}, rows, depth, out, out_stride);
+}
+
+template <class Reader>
 void pack_coded_turned(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out) {
     turn_rows(Reader{source}, rows, depth, out);
 }
@@ -194,24 +199,40 @@ inline Units coded_across(const std::uint8_t* codes, std::ptrdiff_t stride, std:
     return units_across(rows);
 }
 
-/// A micro-panel of a matrix of FP8 [depth, width <= NR], contiguous in its width, with a byte of E8M0 for each column of kMxBlock rows (whole blocks):
-/// out[u][j], where vectors have columns.
+/// What a matrix of FP8 that is contiguous in its width, with a byte of E8M0 for each kMxBlock rows of a column, has of `elements` rows from the k-th on,
+/// all in one block, and of `count` columns from the j-th on, at most kLanes: units of depth, `out_stride` apart.
 template <class F>
-void pack_coded_across(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out) {
-    for (std::int64_t k = 0; k < depth; k += cast::kMxBlock) {
-        const auto* const bytes = static_cast<const std::uint8_t*>(source.scales) + k / cast::kMxBlock * source.scale_block_step;
+inline void coded_block_across(const CodedRows& source, std::int64_t k, std::int64_t elements, std::int64_t j, std::int64_t count, std::int32_t* out,
+                               std::int64_t out_stride) {
+    const auto* const bytes = static_cast<const std::uint8_t*>(source.scales) + k / cast::kMxBlock * source.scale_block_step;
+    std::uint8_t padded[kLanes] = {};
+    std::memcpy(padded, bytes + j, static_cast<std::size_t>(count));
+    const Factors factors = powers_of_bytes(padded);
+    for (std::int64_t d = 0; d < elements; d += kDepth) {
+        const std::uint8_t* const codes = source.codes + (k + d) * source.stride + j;
+        for (int i = 0; i < kDepth; ++i) __builtin_prefetch(codes + (kAhead + i) * source.stride);
+        store_units(out + d / kDepth * out_stride, scaled(coded_across<F>(codes, source.stride, count), factors));
+    }
+}
+
+/// Such a matrix [depth, width], whole blocks: out[u][j], `out_stride` units apart, where vectors have columns.
+template <class F>
+void pack_coded_across(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out, std::int64_t out_stride) {
+    for (std::int64_t k = 0; k < depth; k += cast::kMxBlock)
         for (std::int64_t j = 0; j < width; j += kLanes) {
             const std::int64_t count = width - j < kLanes ? width - j : kLanes;
-            std::uint8_t padded[kLanes] = {};
-            std::memcpy(padded, bytes + j, static_cast<std::size_t>(count));
-            const Factors factors = powers_of_bytes(padded);
-            for (int d = 0; d < cast::kMxBlock; d += kDepth) {
-                const std::uint8_t* const codes = source.codes + (k + d) * source.stride + j;
-                for (int i = 0; i < kDepth; ++i) __builtin_prefetch(codes + (kAhead + i) * source.stride);
-                store_units(out + (k + d) / kDepth * kNR + j, scaled(coded_across<F>(codes, source.stride, count), factors));
-            }
+            coded_block_across<F>(source, k, cast::kMxBlock, j, count, out + k / kDepth * out_stride + j, out_stride);
         }
-    }
+}
+
+/// Such a matrix in squares of its columns.
+template <class F>
+void pack_coded_tiles_down(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out, std::int64_t out_stride) {
+    static_assert(cast::kMxBlock % kRun == 0, "a square has one block of each column");
+    const auto across = [&](std::int64_t k, std::int64_t elements, std::int64_t j, std::int64_t some, std::int32_t* square) {
+        coded_block_across<F>(source, k, elements, j, some, square, kLanes);
+    };
+    tile_columns(across, depth, width, out, out_stride);
 }
 
 }  // namespace

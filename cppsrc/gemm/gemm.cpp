@@ -70,7 +70,8 @@ Scratch& scratch() {
 void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar left_scale, const TensorView& right, bool right_transposed,
           DType right_dtype, Scalar right_scale, const OptionalView& dst, DType dtype, const OptionalView& dst_transposed, Scalar scale,
           const OptionalView& amax, bool accumulate_amax, const OptionalView& bias, const OptionalView& addend, float alpha, float beta, int gelu,
-          const OptionalView& pre_gelu, const OptionalView& column_sums, const OptionalView& right_scales, bool right_tiled, int num_threads) {
+          const OptionalView& pre_gelu, const OptionalView& column_sums, const OptionalView& right_scales, bool right_tiled,
+          const OptionalView& left_scales, int num_threads) {
     check_threads(num_threads);
     for (const auto& [view, name] : {std::pair(&dst, "dst"), std::pair(&dst_transposed, "dst_transposed"), std::pair(&pre_gelu, "pre_gelu"),
                                      std::pair(&column_sums, "column_sums")}) {
@@ -78,9 +79,11 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
         check_elsewhere(**view, name, left, "left");
         check_elsewhere(**view, name, right, "right");
         if (right_scales) check_elsewhere(**view, name, *right_scales, "right_scales");
+        if (left_scales) check_elsewhere(**view, name, *left_scales, "left_scales");
     }
-    const Operand a = read_operand(left, left_transposed, left_dtype, left_scale, "left");
-    const Operand b = right_scales ? read_blocks(right, right_transposed, right_dtype, right_scale, *right_scales, right_tiled)
+    const Operand a = left_scales ? read_blocks(left, left_transposed, !left_transposed, left_dtype, left_scale, *left_scales, false, "left")
+                                  : read_operand(left, left_transposed, left_dtype, left_scale, "left");
+    const Operand b = right_scales ? read_blocks(right, right_transposed, right_transposed, right_dtype, right_scale, *right_scales, right_tiled, "right")
                                    : read_operand(right, right_transposed, right_dtype, right_scale, "right");
     const std::int64_t m = a.transposed ? a.cols : a.rows;
     const std::int64_t k = a.transposed ? a.rows : a.cols;
@@ -111,9 +114,15 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const auto work = static_cast<std::size_t>(m * n) * static_cast<std::size_t>(k) / 16;
     const std::int64_t chunk_rows = chunk_rows_for(m, k, dst_transposed.has_value());
     const codes::Kernels* const codes = codes_for(m, a, b);
-    const Scaling scaling = right_scales && codes == nullptr ? scaling_for(kernels_for(a.kind, b.kind), b) : Scaling::None;
-    const Kernels& kernels = codes != nullptr || scaling == Scaling::OfFloats ? FUSIBLE_SELECT(kernels) : kernels_for(a.kind, b.kind);
-    Product product{kernels, codes, a, b, scaling, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
+    const Kernels& fastest = kernels_for(a.kind, b.kind);
+    const Scaling of_left = a.has_blocks() ? scaling_for(fastest, a) : Scaling::None;
+    const Scaling of_right = b.has_blocks() && codes == nullptr ? scaling_for(fastest, b) : Scaling::None;
+    const bool a_fits = of_left == Scaling::None || of_left == Scaling::OfValues;
+    const bool floats = codes != nullptr || !a_fits || of_right == Scaling::OfFloats;
+    const Kernels& kernels = floats ? FUSIBLE_SELECT(kernels) : fastest;
+    const Scaling scaling = floats && of_right != Scaling::None ? Scaling::OfFloats : of_right;
+    const bool halves_hold_a = a.kind >= ElementKind::BFloat16 && a_fits;
+    Product product{kernels, codes, a, b, scaling, halves_hold_a, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
     std::optional<cast::ColumnSums> sums;
     if (column_sums) product.column_sums = &sums.emplace(m, n, chunk_rows);
     if (m * n > 0) run(product);

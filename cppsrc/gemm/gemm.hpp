@@ -9,6 +9,7 @@ namespace fusible::gemm {
 void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar left_scale, const TensorView& right, bool right_transposed,
           DType right_dtype, Scalar right_scale, const OptionalView& dst, DType dtype, const OptionalView& dst_transposed, Scalar scale,
           const OptionalView& amax, bool accumulate_amax, const OptionalView& bias, const OptionalView& addend, float alpha, float beta, int gelu,
-          const OptionalView& pre_gelu, const OptionalView& column_sums, const OptionalView& right_scales, bool right_tiled, int num_threads);
+          const OptionalView& pre_gelu, const OptionalView& column_sums, const OptionalView& right_scales, bool right_tiled,
+          const OptionalView& left_scales, int num_threads);
 
 }  // namespace fusible::gemm

@@ -129,6 +129,8 @@ constexpr auto kMultiply = multiply;
             pack<CodedEights<E4M3, ScaleFloats>>, pack<CodedEights<E5M2, ScaleFloats>>, pack<CodedFours>                            \
     }
 
+#define FUSIBLE_CODED_COLUMN_PACKERS(pack) {nullptr, nullptr, pack<E4M3>, pack<E5M2>, nullptr, nullptr, nullptr}
+
 const Kernels kernels = {
     kDepth,
     kLanes,
@@ -141,9 +143,11 @@ const Kernels kernels = {
     FUSIBLE_PACKERS(pack_turned),
     FUSIBLE_CODED_PACKERS(pack_coded_rows),
     FUSIBLE_CODED_PACKERS(pack_coded_turned),
-    {nullptr, nullptr, pack_coded_across<E4M3>, pack_coded_across<E5M2>, nullptr, nullptr, nullptr},
+    FUSIBLE_CODED_COLUMN_PACKERS(pack_coded_across),
     FUSIBLE_PACKERS(pack_tiles),
     FUSIBLE_PACKERS(pack_tiles_down),
+    FUSIBLE_CODED_PACKERS(pack_coded_tiles),
+    FUSIBLE_CODED_COLUMN_PACKERS(pack_coded_tiles_down),
     kMultiply,
     turn,
     FUSIBLE_PACKERS(multiply_few_rows),

@@ -102,14 +102,21 @@ struct Kernels {
     void (*pack_coded_rows[codes::kCodings])(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out,
                                              std::int64_t out_stride);
     void (*pack_coded_turned[codes::kCodings])(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out);
-    /// pack_across of at most NR columns of codes with a byte for each block of one; null of all but MxE4M3 and MxE5M2.
-    void (*pack_coded_across[codes::kCodings])(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out);
+    /// pack_across of codes with a byte for each block of a column; null of all but MxE4M3 and MxE5M2.
+    void (*pack_coded_across[codes::kCodings])(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out,
+                                               std::int64_t out_stride);
 
     /// [rows, depth], and [depth, width] whose columns are the rows, in squares: for kernels that read tiles.
     void (*pack_tiles[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,
                                       std::int64_t out_stride);
     void (*pack_tiles_down[kElementKinds])(const void* source, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out,
                                            std::int64_t out_stride);
+
+    /// The same of codes times their scales: null where the two above are.
+    void (*pack_coded_tiles[codes::kCodings])(const CodedRows& source, std::int64_t rows, std::int64_t depth, std::int32_t* out,
+                                              std::int64_t out_stride);
+    void (*pack_coded_tiles_down[codes::kCodings])(const CodedRows& source, std::int64_t depth, std::int64_t width, std::int32_t* out,
+                                                   std::int64_t out_stride);
 
     void (*multiply)(const Block& block);
 

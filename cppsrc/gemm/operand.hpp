@@ -21,6 +21,9 @@ struct BlockScales {
         return data == nullptr ? nullptr : data + (row / lines * line_step + col / length * block_step) * width;
     }
 
+    /// From block to block along the contracted dimension.
+    std::int64_t depth_step() const { return length == 1 ? line_step : block_step; }
+
     /// From row to row, of those that lie in one square.
     std::int64_t row_step() const { return lines == 1 ? line_step : 0; }
 };
@@ -38,6 +41,8 @@ struct Operand {
 
     const void* at(std::int64_t row, std::int64_t col) const { return data + (row * cols + col) * width; }
 
+    bool has_blocks() const { return scales.data != nullptr; }
+
     std::int64_t row_bytes() const { return bytes_of(cols); }
 
     /// Bytes of so many elements of a row.
@@ -45,16 +50,16 @@ struct Operand {
 
     /// Codes with scales, from the first element of a block on: rows that lie in one square, where scales are of squares.
     CodedRows coded(std::int64_t row, std::int64_t col) const {
-        const std::int64_t block_step = transposed ? scales.block_step : scales.line_step;
-        return {data + row * row_bytes() + bytes_of(col), row_bytes(), scales.at(row, col), block_step, scales.row_step()};
+        return {data + row * row_bytes() + bytes_of(col), row_bytes(), scales.at(row, col), scales.depth_step(), scales.row_step()};
     }
 };
 
 Operand read_operand(const TensorView& view, bool transposed, DType dtype, Scalar scale, const char* name);
 
-/// A right operand in blocks. Transposed, it is rows of codes, and a scale for so many of each. Bytes of E8M0 are scales of 32 codes of FP8, floats of
-/// 128, along a row or, `tiled`, in a square; bytes of E4M3 are those of 16 codes of four bits. Else it is FP8 with a byte of E8M0 for each 32 codes of a
-/// column.
-Operand read_blocks(const TensorView& view, bool transposed, DType dtype, Scalar scale, const TensorView& scales, bool tiled);
+/// An operand in blocks, `name`. `along_rows`: rows of codes are contracted, and there is a scale for so many of each. Bytes of E8M0 are scales of 32
+/// codes of FP8, floats of 128, along a row or, `tiled`, in a square; bytes of E4M3 are those of 16 codes of four bits. Else it is FP8 with a byte of E8M0
+/// for each 32 codes of a column.
+Operand read_blocks(const TensorView& view, bool transposed, bool along_rows, DType dtype, Scalar scale, const TensorView& scales, bool tiled,
+                    const char* name);
 
 }  // namespace fusible::gemm

@@ -87,32 +87,44 @@ inline std::int32_t* in_squares(std::int32_t* out, std::int64_t stride, std::int
     return out + r / kLanes * kLanes * stride + u * kLanes + r % kLanes * kLanes;
 }
 
-/// Rows that are contiguous in the contracted dimension, in squares.
-template <class S>
-void pack_tiles(const void* untyped, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
-    const S* source = static_cast<const S*>(untyped);
+/// Rows in squares.
+template <class Reader>
+inline void tile_rows(const Reader& source, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
     for (std::int64_t r = 0; r < rows; ++r)
-        for (std::int64_t k = 0; k < depth; k += kRun)
-            store_units(in_squares(out, out_stride, r, k / kDepth), units_along(source + r * stride + k, depth - k));
+        for (std::int64_t k = 0; k < depth; k += kRun) store_units(in_squares(out, out_stride, r, k / kDepth), source.at(r, k, depth - k));
 }
 
-/// The same of a matrix [depth, width] that is contiguous in its width: its columns are the rows.
 template <class S>
-void pack_tiles_down(const void* untyped, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out, std::int64_t out_stride) {
-    const std::int64_t units = (depth + kDepth - 1) / kDepth;
-    alignas(64) std::int32_t across[kLanes * kLanes];
-    for (std::int64_t u = 0; u < units; u += kLanes) {  // along rows first, whose lines and pages are near
-        const std::int64_t first = u * kDepth;
-        const std::int64_t elements = depth - first < kRun ? depth - first : kRun;
+void pack_tiles(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
+    tile_rows(Rows<S>{static_cast<const S*>(source), stride}, rows, depth, out, out_stride);
+}
+
+/// Columns in squares, of a matrix [depth, width] that is contiguous in its width: across(k, elements, j, some, square) is what it has of `elements` rows
+/// from the k-th on and `some` columns from the j-th on, units of depth in rows of kLanes.
+template <class Across>
+inline void tile_columns(const Across& across, std::int64_t depth, std::int64_t width, std::int32_t* out, std::int64_t out_stride) {
+    alignas(64) std::int32_t units[kLanes * kLanes];
+    for (std::int64_t k = 0; k < depth; k += kRun) {  // along rows first, whose lines and pages are near
+        const std::int64_t elements = depth - k < kRun ? depth - k : kRun;
         for (std::int64_t j = 0; j < width; j += kLanes) {
             const std::int64_t some = width - j < kLanes ? width - j : kLanes;
-            pack_across<S>(static_cast<const S*>(untyped) + first * stride + j, stride, elements, some, across, kLanes);
+            across(k, elements, j, some, units);
             Units square[kLanes];
-            for (std::int64_t i = 0; i < kLanes; ++i) square[i] = i * kDepth < elements ? load_units(across + i * kLanes) : units_along(Padded<S>().at);
+            for (std::int64_t i = 0; i < kLanes; ++i) square[i] = i * kDepth < elements ? load_units(units + i * kLanes) : zero_units();
             transpose_units(square);
-            for (std::int64_t i = 0; i < some; ++i) store_units(in_squares(out, out_stride, j + i, u), square[i]);
+            for (std::int64_t i = 0; i < some; ++i) store_units(in_squares(out, out_stride, j + i, k / kDepth), square[i]);
         }
     }
+}
+
+/// A matrix [depth, width] that is contiguous in its width, in squares of its columns.
+template <class S>
+void pack_tiles_down(const void* untyped, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out, std::int64_t out_stride) {
+    const S* const source = static_cast<const S*>(untyped);
+    const auto across = [&](std::int64_t k, std::int64_t elements, std::int64_t j, std::int64_t some, std::int32_t* square) {
+        pack_across<S>(source + k * stride + j, stride, elements, some, square, kLanes);
+    };
+    tile_columns(across, depth, width, out, out_stride);
 }
 
 /// A micro-panel of up to kNR rows, turned: out[u][r], with zeros for the rows that it lacks.

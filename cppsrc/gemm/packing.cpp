@@ -32,15 +32,22 @@ void pack_b_panel(const Product& p, const Round& round, std::int64_t panel, std:
     if (p.b.transposed && p.scales_values()) return p.kernels.pack_coded_turned[coding](p.b.coded(col, round.k0), cols, round.kc, out);
     if (p.b.transposed) return p.kernels.pack_turned[kind](p.b.at(col, round.k0), p.b.cols, cols, round.kc, out);
     if (cols < nr) std::fill(out, out + p.units(round.kc) * nr, 0);
-    if (p.scales_values()) return p.kernels.pack_coded_across[coding](p.b.coded(round.k0, col), round.kc, cols, out);
+    if (p.scales_values()) return p.kernels.pack_coded_across[coding](p.b.coded(round.k0, col), round.kc, cols, out, nr);
     p.kernels.pack_across[kind](p.b.at(round.k0, col), p.b.cols, round.kc, cols, out, nr);
+}
+
+void pack_a_rows(const Product& p, std::int64_t row, std::int64_t rows, std::int64_t k0, std::int64_t depth, std::int32_t* out, std::int64_t stride) {
+    if (p.a.has_blocks()) return p.kernels.pack_coded_rows[static_cast<int>(p.a.coding)](p.a.coded(row, k0), rows, depth, out, stride);
+    p.kernels.pack_rows[table_index(p.a.kind)](p.a.at(row, k0), p.a.cols, rows, depth, out, stride);
 }
 
 void pack_a_panel(const Product& p, std::int64_t row, std::int64_t end, std::int64_t panel, std::int32_t* packed) {
     const std::int64_t nr = p.kernels.nr;
     const std::int64_t first = row + panel * nr;
     std::int32_t* const out = packed + panel * nr * p.units(p.k);
-    p.kernels.pack_turned[table_index(p.a.kind)](p.a.at(first, 0), p.a.cols, std::min(nr, end - first), p.k, out);
+    const std::int64_t rows = std::min(nr, end - first);
+    if (p.a.has_blocks()) return p.kernels.pack_coded_turned[static_cast<int>(p.a.coding)](p.a.coded(first, 0), rows, p.k, out);
+    p.kernels.pack_turned[table_index(p.a.kind)](p.a.at(first, 0), p.a.cols, rows, p.k, out);
 }
 
 namespace {
@@ -50,6 +57,21 @@ bool in_columns(const Product& p) { return p.a.transposed && !p.kernels.reads_ti
 
 /// Rows for which there is memory in a packed block: squares are whole.
 std::int64_t rows_packed(const Product& p, std::int64_t rows) { return p.kernels.reads_tiles ? round_up(rows, p.kernels.lanes) : rows; }
+
+void pack_a_tiles(const Product& p, std::int64_t row, std::int64_t rows, const Round& round, std::int32_t* out, std::int64_t stride) {
+    if (p.a.has_blocks()) return p.kernels.pack_coded_tiles[static_cast<int>(p.a.coding)](p.a.coded(row, round.k0), rows, round.kc, out, stride);
+    p.kernels.pack_tiles[table_index(p.a.kind)](p.a.at(row, round.k0), p.a.cols, rows, round.kc, out, stride);
+}
+
+/// Rows of a transposed A: in squares or as columns.
+void pack_a_columns(const Product& p, std::int64_t row, std::int64_t rows, const Round& round, std::int32_t* out, std::int64_t stride) {
+    if (p.a.has_blocks()) {
+        const auto& pack = p.kernels.reads_tiles ? p.kernels.pack_coded_tiles_down : p.kernels.pack_coded_across;
+        return pack[static_cast<int>(p.a.coding)](p.a.coded(round.k0, row), round.kc, rows, out, stride);
+    }
+    const auto& pack = p.kernels.reads_tiles ? p.kernels.pack_tiles_down : p.kernels.pack_across;
+    pack[table_index(p.a.kind)](p.a.at(round.k0, row), p.a.cols, round.kc, rows, out, stride);
+}
 
 }  // namespace
 
@@ -71,15 +93,12 @@ Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::in
     block.factor_units = p.scaling == Scaling::OfSums ? p.b.scales.length / p.kernels.depth : 0;
     block.unit_stride = in_columns(p) ? round_up(rows, lanes) : 1;
     block.row_stride = in_columns(p) ? 1 : round_up(block.kc, lanes);
-    const int kind = table_index(p.a.kind);
-    if (p.kernels.reads_tiles && p.a.transposed)
-        p.kernels.pack_tiles_down[kind](p.a.at(round.k0, row), p.a.cols, round.kc, rows, out, block.row_stride);
+    if (p.a.transposed)
+        pack_a_columns(p, row, rows, round, out, in_columns(p) ? block.unit_stride : block.row_stride);
     else if (p.kernels.reads_tiles)
-        p.kernels.pack_tiles[kind](p.a.at(row, round.k0), p.a.cols, rows, round.kc, out, block.row_stride);
-    else if (p.a.transposed)
-        p.kernels.pack_across[table_index(p.a.kind)](p.a.at(round.k0, row), p.a.cols, round.kc, rows, out, block.unit_stride);
+        pack_a_tiles(p, row, rows, round, out, block.row_stride);
     else
-        p.kernels.pack_rows[table_index(p.a.kind)](p.a.at(row, round.k0), p.a.cols, rows, round.kc, out, block.row_stride);
+        pack_a_rows(p, row, rows, round.k0, round.kc, out, block.row_stride);
     return block;
 }
 

@@ -20,6 +20,9 @@ struct Round {
 /// A micro-panel of B: NR columns from the panel-th on of a round, [units of KC, NR].
 void pack_b_panel(const Product& p, const Round& round, std::int64_t panel, std::int32_t* out);
 
+/// Rows [row, row + rows) of an A that is not transposed, from the element k0 on, each in `stride` units.
+void pack_a_rows(const Product& p, std::int64_t row, std::int64_t rows, std::int64_t k0, std::int64_t depth, std::int32_t* out, std::int64_t stride);
+
 /// A micro-panel of A where the roles are exchanged: NR rows, the panel-th of those that begin with `row`, up to `end`, [units of K, NR].
 void pack_a_panel(const Product& p, std::int64_t row, std::int64_t end, std::int64_t panel, std::int32_t* packed);
 

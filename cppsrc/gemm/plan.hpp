@@ -40,7 +40,8 @@ struct Product {
     const codes::Kernels* codes;  // where there are few rows, and codes of B to be read as they lie; else null
     Operand a;
     Operand b;
-    Scaling scaling;  // of B
+    Scaling scaling;     // of B; values of A are scaled when they are packed
+    bool halves_hold_a;  // bf16 has its values
     std::int64_t m;
     std::int64_t n;
     std::int64_t k;

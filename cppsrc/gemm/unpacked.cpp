@@ -80,7 +80,7 @@ void run_turned(Product& p, const Plan& plan) {
 void run_few_rows(Product& p, const Plan& plan) {
     const std::int64_t stride = round_up(p.units(p.k), p.kernels.lanes);
     auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
-    p.kernels.pack_rows[table_index(p.a.kind)](p.a.data, p.a.cols, p.m, p.k, packed_a, stride);
+    pack_a_rows(p, 0, p.m, 0, p.k, packed_a, stride);
     each_few_columns(p, plan, kFewRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
         const auto rows = static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row));
         p.kernels.multiply_few_rows[table_index(p.b.kind)](
@@ -111,7 +111,7 @@ codes::FewRows codes_at(const Product& p, int rows, std::int64_t col, std::int64
 float* unpacked_floats(const Product& p, std::int64_t stride) {
     auto* const units = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
     auto* const a = reinterpret_cast<float*>(units);
-    p.kernels.pack_rows[table_index(p.a.kind)](p.a.data, p.a.cols, p.m, p.k, units, stride);
+    pack_a_rows(p, 0, p.m, 0, p.k, units, stride);
     for (std::int64_t row = 0; row < p.m; ++row) std::fill(a + row * stride + p.k, a + (row + 1) * stride, 0.0f);
     return a;
 }
@@ -119,7 +119,7 @@ float* unpacked_floats(const Product& p, std::int64_t stride) {
 /// Whether tiles are faster, and A is what they hold.
 bool takes_tiles(const Product& p) {
     constexpr std::int64_t kFromRows = 3;
-    return p.m >= kFromRows && p.codes->multiply_by_tiles[static_cast<int>(p.b.coding)] != nullptr && p.a.kind >= ElementKind::BFloat16;
+    return p.m >= kFromRows && p.codes->multiply_by_tiles[static_cast<int>(p.b.coding)] != nullptr && p.halves_hold_a;
 }
 
 void run_few_tiles(Product& p, const Plan& plan, const float* a, std::int64_t stride) {

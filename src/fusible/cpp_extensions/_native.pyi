@@ -465,6 +465,7 @@ def gemm(
     column_sums: TensorLike | None = None,
     right_scales: TensorLike | None = None,
     right_tiled: bool = False,
+    left_scales: TensorLike | None = None,
     num_threads: int = 0,
 ) -> None:
     """``dst = g(alpha * left_scale * right_scale * op(left) @ op(right) + beta * addend + bias)``, accumulated in float32 and rounded once.
@@ -490,6 +491,9 @@ def gemm(
             FP8; E4M3 bytes ``[cols, depth / 16]`` of ``float4_e2m1fn_x2``, whose codes are ``[cols, depth / 2]`` bytes of two; float32
             ``[depth / 128, cols]`` of FP8, or, ``right_tiled``, ``[cols / 128, depth / 128]``, both rounded up. A ``right`` that is not
             transposed is FP8 with E8M0 bytes ``[depth / 32, cols]``. The matrix may have more rows and columns than that.
+        left_scales: of blocks along ``depth``, as ``right_scales`` of a ``right`` that is transposed, for a ``left`` that is not; none of squares.
+            A ``left`` that is transposed is FP8 with E8M0 bytes ``[depth / 32, rows]``. Its codes are multiplied by their scales when they are
+            packed: the product is one of float32 where bf16 does not hold what comes of it.
 
     Raises:
         DTypeError, ShapeError, ArgumentError: before anything is written.

@@ -44,7 +44,7 @@ def declared() -> set[str]:
 
 def invoke(name: str, arguments: dict[str, Any]) -> Any:
     """What the function of a call returns."""
-    return getattr(native, re.sub("_(paged|padded|packed|dense|of_blocks)$", "", name))(**arguments)
+    return getattr(native, re.sub("_(paged|padded|packed|dense|of_blocks|of_left_blocks)$", "", name))(**arguments)
 
 
 def run(name: str, arguments: dict[str, Any]) -> dict[str, Tensor]:
@@ -299,6 +299,13 @@ def gemm() -> dict[str, Any]:
 def gemm_of_blocks() -> dict[str, Any]:
     right = torch.arange(8 * COLS).remainder(256).to(torch.uint8).view(8, COLS)
     return {**_product(ROWS, 2 * COLS), "right": right, "right_dtype": 10, "right_scales": torch.full((8, 2), 56, dtype=torch.uint8)}
+
+
+@_call("dst", "pre_gelu", "column_sums")
+def gemm_of_left_blocks() -> dict[str, Any]:
+    left = torch.arange(ROWS * COLS).remainder(256).to(torch.uint8).view(ROWS, COLS)
+    scales = torch.full((ROWS, 2), 56, dtype=torch.uint8)
+    return {**_product(ROWS, 2 * COLS), "left": left, "left_dtype": 10, "left_scales": scales}
 
 
 def _rules() -> dict[str, Any]:

@@ -431,9 +431,9 @@ def gemm(m: Maker) -> Call:
     return Call("gemm", arguments, {"dst": want, "column_sums": want.sum(0)}, tolerance)
 
 
-def _blocks(m: Maker, cols: int) -> tuple[Tensor, Any, Tensor, bool, Tensor]:
-    """A random right operand in blocks, [cols, depth]: codes, what they are, scales, whether these are of squares; and its values."""
-    kind, extra = m.rng.choice(("exponents", "floats", "squares", "fours")), m.rng.choice((0, 3))
+def _blocks(m: Maker, cols: int, kinds: tuple[str, ...]) -> tuple[Tensor, Any, Tensor, bool, Tensor]:
+    """A random operand in blocks, [cols, depth]: codes, what they are, scales, whether these are of squares; and its values."""
+    kind, extra = m.rng.choice(kinds), m.rng.choice((0, 3))
     depth = m.rng.randint(0, 300) if kind in ("floats", "squares") else 32 * m.rng.randrange(12) if kind == "exponents" else 16 * m.rng.randrange(30)
     if kind == "fours":
         codes = torch.randint(256, (cols, depth // 2), generator=m.torch).to(torch.uint8)
@@ -456,7 +456,7 @@ def _blocks(m: Maker, cols: int) -> tuple[Tensor, Any, Tensor, bool, Tensor]:
 @_generator
 def gemm_of_blocks(m: Maker) -> Call:
     rows, cols, dtype = m.rng.choice((m.rng.randint(0, 24), m.rng.randint(25, 90))), m.rng.choice((0, 1, m.rng.randint(0, 200), 64, 130)), m.dtype()
-    codes, kind, scales, tiled, values = _blocks(m, cols)
+    codes, kind, scales, tiled, values = _blocks(m, cols, ("exponents", "floats", "squares", "fours"))
     left = m.x(rows, values.shape[1], dtype=m.dtype())
     bias = m.x(cols)
     arguments = {
@@ -466,6 +466,20 @@ def gemm_of_blocks(m: Maker) -> Call:
     }  # fmt: skip
     want = 0.125 * (left.double() @ values.double().t()) + bias.double()
     # Sums of sizes are larger than their sum: by the square root of the terms, at random signs, and that of the largest value beside the usual.
+    return Call("gemm", arguments, {"dst": want}, {"dst": 8 * _tolerance(dtype, values.shape[1])})
+
+
+@_generator
+def gemm_of_left_blocks(m: Maker) -> Call:
+    rows, cols, dtype = m.rng.choice((m.rng.randint(0, 24), m.rng.randint(25, 90))), m.rng.choice((0, 1, m.rng.randint(0, 200), 64, 130)), m.dtype()
+    codes, kind, scales, _, values = _blocks(m, rows, ("exponents", "floats", "fours"))
+    right, transposed = m.x(cols, values.shape[1], dtype=m.dtype()), m.rng.choice((True, False))
+    arguments = {
+        "left": m.guards.place(codes), "left_transposed": False, "left_dtype": kind, "left_scale": 0.5, "left_scales": m.guards.place(scales),
+        "right": right if transposed else m.guards.place(right.t().contiguous()), "right_transposed": transposed, "right_dtype": right.dtype,
+        "right_scale": 0.25, "dst": m.room((rows, cols), dtype), "dtype": dtype, "num_threads": m.threads(),
+    }  # fmt: skip
+    want = 0.125 * (values.double() @ right.double().t())
     return Call("gemm", arguments, {"dst": want}, {"dst": 8 * _tolerance(dtype, values.shape[1])})
 
 

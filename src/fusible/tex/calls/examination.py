@@ -344,6 +344,7 @@ _OF_KERNELS = {
     "inputs": ("tensor_lists",),
     "left": ("B",),
     "left_scale": ("B",),
+    "left_scales": ("B",),
     "lengths_kv": ("cu_seqlens_kv",),
     "lengths_q": ("cu_seqlens_q",),
     "masters": ("tensor_lists",),

@@ -168,7 +168,7 @@ def operand_of_blocks(x: Any, way: str, undo: bool = False) -> Operand:
 
 
 def codes_of_blocks(x: Any, way: str, undo: bool = False) -> Codes | None:
-    """A copy as a product reads a right operand, with nothing decoded before; None where lines have a factor each, or a transform to ``undo``."""
+    """A copy as a product reads it, with nothing decoded before; None where lines have a factor each, or a transform to ``undo``."""
     form, kernels = _form_of(x), FORMATS[_form_of(x)]
     factor = kernels.factor(x, way)
     if (factor is not None and factor.numel() > 1) or (undo and kernels.transform(x, way) is not None):

@@ -28,8 +28,10 @@ _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
 
 
 def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
-    """None where the kernel is the better one for operands of these kinds; otherwise what it is better for. ``is_plain``: torch's own product of bfloat16
-    serves what is wanted, which is as fast on tiles. For the rest torch has a product of float32."""
+    """None where the kernel is the better one for operands of these kinds; otherwise what it is better for.
+
+    ``is_plain``: torch's own product of bfloat16 serves what is wanted, which is as fast on tiles. For the rest torch has a product of float32.
+    """
     if any(isinstance(kind, tuple) and len(kind) == 3 for kind in (A, B)):
         return None
     level = native.get_level()
@@ -81,13 +83,13 @@ def _product(job: _Job, **epilogue: Any) -> Any:
     """``D`` by the native kernel. Its left operand is ``B``: rows come first there, as in memory."""
     ways = WAYS[not job.transA], WAYS[job.transB]
     undo = fails_to_cancel(job.A, ways[0], job.B, ways[1])
-    left = _operand(job.B, job.transB, ways[1], undo)
-    right = None if job.shape.empty else _codes(job.A, ways[0], undo)
+    left, right = (None, None) if job.shape.empty else (_codes(job.B, ways[1], undo), _codes(job.A, ways[0], undo))
+    left = None if left is not None and left.tiled else left
+    if left is not None:
+        epilogue["left_scales"] = left.scales
     if right is not None:
         epilogue |= {"right_scales": right.scales, "right_tiled": right.tiled}
-        operands = (*left, right.data, job.transA != right.turned, int(right.dtype), right.factor)
-    else:
-        operands = (*left, *_operand(job.A, job.transA, ways[0], undo))
+    operands = (*_operand(job.B, job.transB, ways[1], undo, left), *_operand(job.A, job.transA, ways[0], undo, right))
     if job.D is not None and job.beta:
         epilogue |= {"addend": job.D.contiguous(), "beta": job.beta}
     if job.alpha != 1.0:
@@ -100,13 +102,15 @@ def _product(job: _Job, **epilogue: Any) -> Any:
 
 
 def _codes(x: Any, way: str, undo: bool) -> Codes | None:
-    """A right operand in blocks as it is stored, where the kernel reads it so."""
+    """An operand in blocks as it is stored, where the kernel reads it so."""
     return None if not is_quantized(x) or format_of(x).per_tensor else codes_of_blocks(x, way, undo)
 
 
-def _operand(x: Any, transpose: bool, way: str, undo: bool) -> tuple[Tensor, bool, Any, Any]:
+def _operand(x: Any, transpose: bool, way: str, undo: bool, codes: Codes | None) -> tuple[Tensor, bool, Any, Any]:
     """A stored matrix, whether it is transposed, what its elements are and their factor: as the kernel takes them. ``way``: the copy whose lines are
-    contracted; ``undo`` takes back a transform of them."""
+    contracted; ``undo`` takes back a transform of them; ``codes``: of an operand that is read as it lies."""
+    if codes is not None:
+        return codes.data, transpose != codes.turned, int(codes.dtype), codes.factor
     if not is_quantized(x):
         return x.contiguous(), transpose, x.dtype, 1.0
     if not format_of(x).per_tensor:
