@@ -3,7 +3,7 @@
 
 #include "attention/kernels.hpp"
 #include "gemm/units.hpp"
-#include "runtime/random_words.hpp"
+#include "simd/random_words.hpp"
 
 namespace fusible::attention::FUSIBLE_LEVEL {
 namespace {
@@ -32,10 +32,10 @@ inline F32 exp2(F32 x) {
 
 /// Factors of dropout of kLanes scores whose counters are `step` apart.
 inline F32 kept(const Dropout& d, std::uint64_t counter, std::uint64_t step) {
+    alignas(64) std::int32_t words[kLanes];
     alignas(64) float factors[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-        factors[i] = random_word(d.key, counter + static_cast<std::uint64_t>(i) * step) >= d.threshold ? d.factor : 0.0f;
-    }
+    store_words(words, random_words(d.key, counter, step));
+    for (int i = 0; i < kLanes; ++i) factors[i] = static_cast<std::uint32_t>(words[i]) >= d.threshold ? d.factor : 0.0f;
     return load(factors);
 }
 

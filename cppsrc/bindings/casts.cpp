@@ -24,6 +24,7 @@ void bind_casts(pybind11::module_& m) {
     define(m, "dequantize_block_fp8", cast::dequantize_block_fp8, reads<1, 2>, arg("src"), arg("scale_inv"), arg("tiled"), arg("dst"), arg("fp8_dtype"),
            arg("num_threads") = 0);
     define(m, "amax", cast::amax, reads<1>, arg("src"), arg("out") = none, arg("num_threads") = 0);
+    define(m, "column_sums", cast::column_sums, reads<1>, arg("src"), arg("dst"), arg("num_threads") = 0);
     define(m, "transpose_bytes", cast::transpose_bytes, reads<1>, arg("src"), arg("dst"), arg("num_threads") = 0);
 }
 

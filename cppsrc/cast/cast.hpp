@@ -39,6 +39,9 @@ void quantize_block_fp8(const TensorView& src, DType fp8_dtype, const OptionalVi
 /// dst = value(src) * scale; whether bf16 holds all of them, and products of two in it are what they are in float.
 bool dequantize_block_fp8(const TensorView& src, const TensorView& scales, bool tiled, const TensorView& dst, DType fp8_dtype, int num_threads);
 
+/// dst[c] = the sum of src[r, c] over its rows, in float, in an order that does not depend on the threads.
+void column_sums(const TensorView& src, const TensorView& dst, int num_threads);
+
 /// dst[c, r] = src[r, c], for one-byte elements; src is read as [rows, cols] with its last dimension as cols.
 void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threads);
 

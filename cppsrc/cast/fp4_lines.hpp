@@ -5,7 +5,7 @@
 
 #include "cast/e2m1.hpp"
 #include "cast/runs.hpp"
-#include "runtime/random_words.hpp"
+#include "simd/random_words.hpp"
 
 namespace fusible::cast::FUSIBLE_LEVEL {
 namespace {
@@ -15,8 +15,7 @@ using namespace simd::FUSIBLE_LEVEL;
 constexpr int kBlockSteps = kFp4Block / kLanes;
 constexpr int kSpanBlocks = 16;                          // blocks of a row whose scales are worked out together
 constexpr std::uint8_t kNanCodes = 0x77;                 // two elements of a block whose factor is NaN
-constexpr std::int32_t kTwoBits = 0x40000000;
-constexpr std::int32_t kThresholdBits[7] = {0x3f000000, 0x3f800000, 0x3fc00000, kTwoBits, 0x40400000, 0x40800000, 0x40c00000};  // 1/2 .. 6
+constexpr std::int32_t kBitsOfHalf = 0x3f000000;
 static_assert(kFp4Block % kLanes == 0 && kStep % kFp4Block == 0, "a step has whole blocks, and a block whole vectors");
 
 /// 1 / (value * from_scale), at most the largest float; NaN of NaN.
@@ -57,17 +56,16 @@ inline void scale_blocks(const Fp4Part& part, const std::int32_t* amaxes, int co
 
 /// The word of each lane's counter as a number in [0, 1), by its upper 24 bits.
 inline F32 drawn(std::uint64_t key, std::uint64_t counter, std::uint64_t step) {
-    alignas(64) std::int32_t words[kLanes];
-    for (int i = 0; i < kLanes; ++i) words[i] = static_cast<std::int32_t>(random_word(key, counter + static_cast<std::uint64_t>(i) * step) >> 8);
-    return mul(from_int(load_words(words)), splat(0x1p-24f));
+    return mul(from_int(shift_right<8>(random_words(key, counter, step))), splat(0x1p-24f));
 }
 
 /// Codes of x * factor, rounded to one of their two neighbours: up in size where `random` is below the place between them.
 inline I32 encode_stochastically(F32 x, F32 factor, F32 random) {
     const I32 raw = bits(x);
     const I32 size = bits(mul(floats(both(raw, splat(std::int32_t{0x7fffffff}))), factor));
-    I32 code = splat(0);
-    for (const std::int32_t threshold : kThresholdBits) code = add(code, where_above(size, threshold - 1, 1));
+    // From 1 on, the exponent and a bit of the mantissa count the numbers of the format; below lie 0 and a half.
+    const I32 counted = min(add(shift_right<22>(size), splat(std::int32_t{-252})), splat(std::int32_t{E2M1::kLastFinite}));
+    const I32 code = max(counted, where_above(size, kBitsOfHalf - 1, 1));
     const F32 lower = decode<E2M1>(code);
     const F32 steps = select_less(lower, splat(2.0f), splat(2.0f), select_less(lower, splat(4.0f), splat(1.0f), splat(0.5f)));
     const F32 place = mul(sub(floats(size), lower), steps);
@@ -151,6 +149,11 @@ void quantize_fp4_rows(const Fp4Part& part) {
     }
 }
 
+template <class S>
+constexpr bool kIsBf16 = false;
+template <>
+constexpr bool kIsBf16<bf16> = true;
+
 inline F32 rounded_to_bf16(F32 x) {
     alignas(64) bf16 rounded[kLanes];
     store(rounded, x);
@@ -163,11 +166,13 @@ inline void load_blocks(const Fp4Part& part, int row, int col, F32 (&x)[kFp4Bloc
     const S* const source = static_cast<const S*>(part.source) + row * part.stride + col;
     for (int i = 0; i < kFp4Block; ++i) x[i] = load(source + i * part.stride);
     if (part.transform == nullptr) return;
-    alignas(64) float given[kFp4Block][kLanes];
-    for (int i = 0; i < kFp4Block; ++i) store(given[i], rounded_to_bf16(x[i]));
+    F32 given[kFp4Block];
+    for (int i = 0; i < kFp4Block; ++i) given[i] = kIsBf16<S> ? x[i] : rounded_to_bf16(x[i]);
     for (int i = 0; i < kFp4Block; ++i) {
         F32 sum = splat(0.0f);
-        for (int j = 0; j < kFp4Block; ++j) sum = fma(load(given[j]), splat(part.transform[j * kFp4Block + i]), sum);
+        // Unrolled, so that what is given stays in registers.
+#pragma GCC unroll 16
+        for (int j = 0; j < kFp4Block; ++j) sum = fma(given[j], splat(part.transform[j * kFp4Block + i]), sum);
         x[i] = rounded_to_bf16(sum);
     }
 }

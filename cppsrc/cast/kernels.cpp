@@ -1,6 +1,7 @@
 // The table of one level: compiled once a level, with that level's flags and FUSIBLE_LEVEL as its namespace.
 #include "cast/kernels.hpp"
 
+#include "cast/add_columns.hpp"
 #include "cast/fp4_lines.hpp"
 #include "cast/mx_bands.hpp"
 #include "cast/scaled_blocks.hpp"
@@ -34,6 +35,7 @@ const Kernels kernels = {
      {quantize_blocks<bf16, E4M3>, quantize_blocks<bf16, E5M2>}},
     {{dequantize_blocks<E4M3, float>, dequantize_blocks<E4M3, f16>, dequantize_blocks<E4M3, bf16>},
      {dequantize_blocks<E5M2, float>, dequantize_blocks<E5M2, f16>, dequantize_blocks<E5M2, bf16>}},
+    {add_columns<float>, add_columns<f16>, add_columns<bf16>},
     transpose_tile,
 };
 

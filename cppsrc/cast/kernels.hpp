@@ -126,6 +126,7 @@ struct Kernels {
     void (*dequantize_fp4[kWideKinds])(const std::uint8_t* codes, const std::uint8_t* scales, void* out, int count);
     void (*quantize_blocks[kWideKinds][kFormats])(const ScaledBand& band);
     bool (*dequantize_blocks[kFormats][kWideKinds])(const ScaledCodes& lines, void* out);  // as dequantize_mx, and bf16 holds them
+    void (*add_columns[kWideKinds])(const void* source, std::ptrdiff_t stride, int rows, int cols, float* sums);
     void (*transpose_tile)(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride);
 };
 

@@ -1,7 +1,9 @@
-// amax, dequantize and the transpose of bytes: one input, one output.
+// amax, sums of columns, dequantize and the transpose of bytes: one input, one output.
 #include <algorithm>
 
+#include "cast/bands.hpp"
 #include "cast/cast.hpp"
+#include "cast/column_sums.hpp"
 #include "cast/kernels.hpp"
 #include "cast/maximum.hpp"
 #include "runtime/checks.hpp"
@@ -56,6 +58,23 @@ void dequantize(const TensorView& src, const TensorView& dst, Scalar scale_inv, 
         const auto length = static_cast<std::size_t>(std::min(kRun, count - begin));
         kernel(src.as<const std::uint8_t>() + begin, out + begin * width, length, scale_inv.value);
     });
+}
+
+void column_sums(const TensorView& src, const TensorView& dst, int num_threads) {
+    const auto kernel = kernels().add_columns[table_index(wide_kind(src, "src"))];
+    check_threads(num_threads);
+    const std::int64_t rows = src.rows();
+    const std::int64_t cols = src.cols();
+    check_float32(dst, "dst", cols);
+    check_elsewhere(dst, "dst", src, "src");
+    ColumnSums sums(rows, cols);
+    const std::int64_t chunk = ColumnSums::rows_per_chunk(rows);
+    const auto width = static_cast<std::int64_t>(size_of(src.dtype));
+    const int threads = threads_for(num_threads, static_cast<std::size_t>(src.numel() * width));
+    each_band(chunk, rows, cols, threads, [&](std::int64_t row, std::int64_t col, int height, int count) {
+        kernel(src.as<const std::uint8_t>() + (row * cols + col) * width, cols, height, count, sums.chunk(row / chunk) + col);
+    });
+    sums.total(dst.as<float>());
 }
 
 void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threads) {

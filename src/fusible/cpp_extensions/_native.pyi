@@ -181,6 +181,10 @@ def dequantize_block_fp8(src: TensorLike, scale_inv: TensorLike, tiled: bool, ds
 def amax(src: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:
     """``max |src|``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty; also written to ``out``, float32 ``[1]``."""
 
+def column_sums(src: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
+    """``dst[c] = sum over r of src[r, c]``, in float32, in an order that does not depend on the threads: at most 64 parts of the rows, each added up
+    row by row. ``src``: ``[*leading, cols]`` float32, float16 or bfloat16; ``dst``: float32 ``[cols]``."""
+
 def transpose_bytes(src: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
     """``dst[c, r] = src[r, c]`` for elements of one byte; ``src`` is ``[*leading, cols]`` and ``dst`` ``[cols, *leading]``."""
 

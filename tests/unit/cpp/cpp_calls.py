@@ -174,6 +174,11 @@ def amax() -> dict[str, Any]:
 
 
 @_call("dst")
+def column_sums() -> dict[str, Any]:
+    return {"src": _x(ROWS, COLS), "dst": torch.zeros(COLS)}
+
+
+@_call("dst")
 def transpose_bytes() -> dict[str, Any]:
     return {"src": _x(ROWS, COLS).mul(9).to(torch.uint8), "dst": _codes(COLS, ROWS)}
 

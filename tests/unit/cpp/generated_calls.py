@@ -329,6 +329,14 @@ def dequantize_block_fp8(m: Maker) -> Call:
 
 
 @_generator
+def column_sums(m: Maker) -> Call:
+    rows, cols, dtype = m.size(), m.size(), m.dtype()
+    src = m.x(rows, cols, dtype=dtype)
+    arguments = {"src": src, "dst": m.room((cols,), torch.float32), "num_threads": m.threads()}
+    return Call("column_sums", arguments, {"dst": src.double().sum(0)}, {"dst": _tolerance(torch.float32, rows)})
+
+
+@_generator
 def transpose_bytes(m: Maker) -> Call:
     rows, cols = m.size(), m.size(200)
     src = m.guards.place(torch.randint(0, 256, (rows, cols), generator=m.torch, dtype=torch.uint8))

@@ -24,6 +24,7 @@ void exercise(std::int64_t rows, std::int64_t cols, DType wide, DType fp8, int t
         dequantize_block_fp8(codes.view, scales.view, tiled, back.view, fp8, threads);
     }
     amax(x.view, largest.view, threads);
+    column_sums(x.view, sums.view, threads);
     transpose_bytes(codes.view, turned.view, threads);
     dequantize(codes.view, back.view, Scalar{0.5f}, fp8, threads);
 }

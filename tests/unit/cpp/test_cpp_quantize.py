@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusible import cpp_extensions
+from fusible.errors import ShapeError
 
 
 @dataclass(frozen=True)
@@ -153,3 +154,27 @@ def test_noop_writes_nothing() -> None:
     assert not codes.any() and not largest.any() and not sums.any()
     cpp_extensions.quantize(x, codes, 1.0, torch.float8_e5m2, None, largest, False, sums, torch.zeros(1))
     assert codes.any() and largest.all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (63, 17), (64, 64), (130, 71), (1031, 1100), (9000, 3)])
+def test_sums_of_columns(level: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Within a rounding for each row of a part and for each part; the same on any number of threads."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = [torch.full(shape[1:], 7.0) for _ in range(2)]
+    for threads, sums in enumerate(found, 1):
+        cpp_extensions.column_sums(x, sums, num_threads=threads)
+    parts = min(64, -(-shape[0] // 64))
+    roundings = torch.finfo(torch.float32).eps / 2 * (-(-shape[0] // max(parts, 1)) + 64 + parts)
+    assert torch.equal(*found)
+    assert bool(((found[0] - x.double().sum(0)).abs() <= roundings * x.double().abs().sum(0)).all())
+
+
+def test_sums_of_columns_have_what_is_no_number(level: str) -> None:
+    x = torch.zeros(70, 40)
+    x[66, 3], x[2, 39], x[69, 39] = torch.nan, torch.inf, -torch.inf
+    sums = torch.zeros(40)
+    cpp_extensions.column_sums(x, sums)
+    assert sums.isnan().nonzero().flatten().tolist() == [3, 39] and bool((sums[[*range(3), *range(4, 39)]] == 0).all())
+    with pytest.raises(ShapeError, match="dst: expected 40"):
+        cpp_extensions.column_sums(x, torch.zeros(39))

@@ -125,4 +125,6 @@ def _operand(x: Any, transpose: bool, way: str, undo: bool, codes: Codes | None)
 def _row_sum(B: Any, dtype: torch.dtype) -> Tensor:
     """The bias gradient of a weight-gradient product: B summed over its rows."""
     rows = dequantize(B, torch.float32) if is_quantized(B) else B
-    return rows.reshape(-1, rows.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
+    sums = torch.empty(rows.shape[-1], dtype=torch.float32)
+    native.column_sums(rows.contiguous(), sums)
+    return sums.to(dtype)

@@ -105,7 +105,7 @@ def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
     x = x.contiguous()
     if not scheme_of(quantizer).per_tensor:
         if bias_grad is not None:
-            torch.sum(x.view(-1, x.shape[-1]), 0, dtype=torch.float32, out=bias_grad)
+            native.column_sums(x, bias_grad)
         return quantize_blocks(x, quantizer, output, noop)
     fp8 = fp8_format(quantizer.dtype)
     if output is not None:
