@@ -10,7 +10,7 @@ void exercise(std::int64_t m, std::int64_t n, std::int64_t k, DType left, DType 
     const Buffer a(left, m, k), b(DType::Byte, n, right == DType::Float4E2M1 ? k / 2 : k), out(DType::BFloat16, m, n);
     const OptionalView blocks = scales == nullptr ? OptionalView{} : OptionalView{scales->view};
     gemm::gemm(a.view, false, left, Scalar{0.5f}, b.view, true, right, Scalar{2.0f}, out.view, DType::BFloat16, {}, Scalar{1.0f}, {}, false, {}, {}, 1.0f,
-               0.0f, 0, {}, {}, blocks, tiled, 2);
+               0.0f, 0, {}, {}, blocks, tiled, {}, 2);
 }
 
 /// With scales of blocks along the columns of the right operand; bytes near 127, with which bf16 holds the values, and any.
@@ -20,7 +20,7 @@ void exercise_across(std::int64_t m, std::int64_t n, std::int64_t k, DType left,
     for (const Buffer* scales : {&any, &usual})
         for (const bool transposed : {false, true})
             gemm::gemm(transposed ? down.view : a.view, transposed, left, Scalar{0.5f}, b.view, false, right, Scalar{2.0f}, out.view, DType::Float32, {},
-                       Scalar{1.0f}, {}, false, {}, {}, 1.0f, 0.0f, 0, {}, {}, OptionalView{scales->view}, false, 2);
+                       Scalar{1.0f}, {}, false, {}, {}, 1.0f, 0.0f, 0, {}, {}, OptionalView{scales->view}, false, {}, 2);
 }
 
 const Drive driver([] {

@@ -19,8 +19,14 @@ void exercise(std::int64_t m, std::int64_t n, std::int64_t k, DType left, DType 
         }
 }
 
-/// Both operands in blocks: along rows, and along columns.
-void exercise_blocks(std::int64_t m, std::int64_t n, std::int64_t blocks) {
+/// Bytes near 127 for exponents, with which bf16 holds the values.
+void fill_near(const Buffer& exponents) {
+    const auto count = static_cast<std::size_t>(exponents.view.numel());
+    for (std::size_t i = 0; i < count; ++i) exponents.bytes[i] = static_cast<unsigned char>(120 + i % 8);
+}
+
+/// Both operands in blocks: along rows, and along columns. `near`: with exponents like that, not with any.
+void exercise_blocks(std::int64_t m, std::int64_t n, std::int64_t blocks, bool near) {
     const std::int64_t k = 32 * blocks;
     const Buffer out(DType::Float32, m, n), a(DType::Byte, m, k), b(DType::Byte, n, k);
     const auto multiply = [&](DType dtype, const Buffer& left, bool left_turned, const Buffer& left_scales, const Buffer& right, bool right_turned,
@@ -29,8 +35,11 @@ void exercise_blocks(std::int64_t m, std::int64_t n, std::int64_t blocks) {
              false, {}, {}, 1.0f, 0.0f, 0, {}, {}, right_scales.view, false, left_scales.view, 2);
     };
     const Buffer exponents_a(DType::Byte, m, blocks), exponents_b(DType::Byte, n, blocks);
+    const Buffer across_a(DType::Byte, blocks, m), across_b(DType::Byte, blocks, n);
+    for (const Buffer* exponents : {&exponents_a, &exponents_b, &across_a, &across_b})
+        if (near) fill_near(*exponents);
     multiply(DType::Float8E4M3, a, false, exponents_a, b, true, exponents_b);
-    const Buffer turned_a(DType::Byte, k, m), turned_b(DType::Byte, k, n), across_a(DType::Byte, blocks, m), across_b(DType::Byte, blocks, n);
+    const Buffer turned_a(DType::Byte, k, m), turned_b(DType::Byte, k, n);
     multiply(DType::Float8E5M2, turned_a, true, across_a, turned_b, false, across_b);
     const std::int64_t longer = (k + 127) / 128;
     const Buffer floats_a(DType::Float32, longer, m), floats_b(DType::Float32, longer, n);
@@ -51,7 +60,8 @@ const Drive driver([] {
             }
     for (const std::int64_t m : {1, 7, 30, 200})
         for (const std::int64_t n : {1, 17, 130})
-            for (const std::int64_t blocks : {1, 3, 130}) exercise_blocks(m, n, blocks);
+            for (const std::int64_t blocks : {1, 3, 130})
+                for (const bool near : {false, true}) exercise_blocks(m, n, blocks, near);
     exercise(3, 5, 4500, DType::Float8E4M3, DType::Float8E4M3, DType::BFloat16);
     exercise(20, 5, 4500, DType::Float8E4M3, DType::Float8E4M3, DType::BFloat16);
 });
