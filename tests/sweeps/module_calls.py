@@ -201,8 +201,10 @@ def _(draw: Draw) -> Right:
 def _(draw: Draw) -> Right:
     """Every token goes to all experts: of near logits the choice would be another in float64."""
     count, into, inner, activation = draw.of(1, 2, 3), draw.width(), draw.width(), draw.of("gelu", "swiglu")
-    module = fusible.MixtureOfExperts(into, inner, count, count, activation=activation, param_dtype=draw.param_dtype)
-    return rowwise(draw, draw.filled(module), into, lambda n, x, p: formulas.mixture(n, x, *p.values(), activation))
+    sigmoid = count > 1 and draw.of(True, False)
+    router: dict[str, Any] = {"score_function": "sigmoid", "expert_bias": draw.of(True, False)} if sigmoid else {}
+    module = fusible.MixtureOfExperts(into, inner, count, count, activation=activation, param_dtype=draw.param_dtype, **router)
+    return rowwise(draw, draw.filled(module), into, lambda n, x, p: formulas.mixture(n, x, *p.values(), activation, sigmoid))
 
 
 # Attention.

@@ -133,12 +133,13 @@ def grouped(n: Noise, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Ten
     return torch.cat(parts).reshape(*x.shape[:-1], len(weights[0]))
 
 
-def mixture(n: Noise, x: Tensor, router: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
-    """All experts of each row, times the softmax over the router's logits. The router's product is in no recipe's format; the gradients of its logits
-    and of each expert's rows are written in the activations' dtype."""
+def mixture(n: Noise, x: Tensor, router: Tensor, up: Tensor, down: Tensor, activation: str, sigmoid: bool = False) -> Tensor:
+    """All experts of each row, times the softmax over the router's logits, or their sigmoids over the sum of these. The router's product is in no
+    recipe's format; the gradients of its logits and of each expert's rows are written in the activations' dtype."""
     rows = n.leaf(x.reshape(-1, x.shape[-1]), n.dtype)
     logits = n.leaf(n.terms(n.unquantized().product(rows, router), rows.shape[-1]), n.dtype)
-    probs, total = n.terms(n.terms(logits).softmax(-1), len(router)), rows.new_zeros(len(rows), down.shape[1])
+    scores, total = n.terms(logits).sigmoid() if sigmoid else n.terms(logits).softmax(-1), rows.new_zeros(len(rows), down.shape[1])
+    probs = n.terms(scores / scores.sum(-1, keepdim=True) if sigmoid else scores, len(router))
     for i in range(len(router)):
         h = n.stored(n.product(n.leaf(rows, n.dtype), up[i]))
         h = gated(n, h, GATES["SwiGLU"]) if activation == "swiglu" else n.terms(PLAIN["GELU"](n, n.terms(h)))

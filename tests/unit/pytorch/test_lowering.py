@@ -68,6 +68,7 @@ ATTENTION: dict[str, Callable[[], nn.Module]] = {
     "mask_of_numbers": lambda: Masked(torch.randn(1, HEADS, TOKENS, TOKENS), soft_cap=3.0),
     "normed": lambda: fusible.Sequential(fusible.QKNorm(HEADS, WIDTH, zero_centered_gamma=True), _attention(rope_base=100.0)),
 }
+_GROUPS: dict[str, Any] = {"expert_bias": True, "groups": 4, "top_groups": 2, "scaling_factor": 2.5}
 OTHERS: dict[str, Any] = {
     **{row.title: getattr(fusible, row.title, None) or getattr(operations, row.nvidias_title) for row in ACTIVATIONS},
     "interleaved": lambda: operations.SwiGLU(glu_interleave_size=8),
@@ -79,6 +80,9 @@ OTHERS: dict[str, Any] = {
     "residual": lambda: fusible.Residual(fusible.LayerNorm(3 * HIDDEN), fusible.Residual(fusible.Linear(3 * HIDDEN, 3 * HIDDEN))),
     "experts": lambda: fusible.Residual(fusible.MixtureOfExperts(3 * HIDDEN, 32, experts=4, top_k=2)),
     "experts_of_all": lambda: fusible.MixtureOfExperts(3 * HIDDEN, 32, experts=4, top_k=3, normalized=False, activation="geglu"),
+    "experts_by_sigmoids": lambda: fusible.MixtureOfExperts(3 * HIDDEN, 32, 8, 4, score_function="sigmoid", **_GROUPS),
+    "experts_in_groups": lambda: fusible.MixtureOfExperts(3 * HIDDEN, 32, 8, 2, groups=4, top_groups=2, router_dtype=torch.float32),
+    "sigmoids_of_experts": lambda: fusible.MixtureOfExperts(3 * HIDDEN, 32, 4, 1, score_function="sigmoid", normalized=False),
 }
 
 
@@ -87,8 +91,8 @@ OTHERS: dict[str, Any] = {
 def test_a_program_computes_what_kernels_compute(made: dict[str, Callable[[], nn.Module]], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model, x = Each(**{name: make() for name, make in made.items()}).eval(), torch.randn(*shape, 3 * HIDDEN)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
+    for tensor in (*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())):
+        tensor.data += 0.1 * torch.randn_like(tensor)
     with torch.no_grad():
         want, found = model(x), torch.export.export(model, (x,)).module()(x)
     for name, y in want.items():

@@ -24,6 +24,7 @@ _MEANT = {
     "pages": "Count | None",
     "rope_base": "Positive | None",
     "rope_width": "Count | None",
+    "top_groups": "Count | None",
 }
 """Parameters whose annotation, for type checkers, says less than is asked."""
 
