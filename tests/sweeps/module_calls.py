@@ -252,6 +252,29 @@ def _(draw: Draw) -> Right:
     return _attention(draw, module, heads, groups, width, causal, rope, width**-0.5 if scale is None else scale, cap, slopes)
 
 
+@draws("modules", "LatentAttention")
+def _(draw: Draw) -> Right:
+    groups, causal, pairs, scale = draw.of(1, 2), draw.of(True, False), draw.of(True, False), draw.of(None, 0.3)
+    heads, key, turned = groups * draw.of(1, 2), _head_width(draw), draw.of(16) if draw.recipe is not None else draw.of(2, 4)
+    value, base, scaled = draw.of(None, _head_width(draw)), draw.of(10000.0, 100.0), draw.of(True, False)
+    factors = tuple(1 / (i + 1) for i in range(turned // 2)) if scaled else ()
+    options = {"groups": groups, "value_width": value, "causal": causal, "scale": scale}
+    module = fusible.LatentAttention(heads, key, turned, rope_base=base, rope_factors=factors, rope_interleaved=pairs, **options)
+    columns, leading = heads * (key + turned) + turned + groups * (key + (value or 0)), draw.leading(ranks=(1, 2))
+    given, tokens = _lengths(draw, leading), torch.Size(leading).numel()
+    lengths = given["seq_lens"].tolist() if given else [leading[-1]] * (tokens // leading[-1]) if tokens else []
+    rope = formulas.Rope(base, turned, factors or (1.0,) * (turned // 2))
+
+    def formula(n: Noise, inputs: Values, _: Values) -> Tensor:
+        x, width = inputs["x"].reshape(-1, columns), (key + turned) ** -0.5 if scale is None else scale
+        if not tokens:
+            return x[:, : heads * (value or key)].reshape(*leading, heads * (value or key))
+        y = formulas.latent_attention(n, x, lengths, heads, groups, (key, turned, value), causal, rope, pairs, width)
+        return y.reshape(*leading, y.shape[1])
+
+    return Right(module, lambda: {"x": draw.values(*leading, columns)}, formula, given)
+
+
 @draws("modules", "CrossAttention")
 def _(draw: Draw) -> Right:
     groups, width, batch, tokens, keys = draw.of(1, 2), _head_width(draw), draw.of(1, 2, 3), draw.of(1, 3, 5), draw.of(1, 4, 7)

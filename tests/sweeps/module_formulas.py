@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = [
     "GATES", "PLAIN", "attention", "clamped", "cross_attention",
-    "gated", "grouped", "l2norm", "layernorm", "linear", "rmsnorm", "scaled", "shifted", "situ",
+    "gated", "grouped", "l2norm", "latent_attention", "layernorm", "linear", "rmsnorm", "scaled", "shifted", "situ",
     "tanh_srelu",
 ]  # fmt: skip
 
@@ -183,9 +183,23 @@ def attention(
     q, k, v = (part.reshape(len(x), -1, width) for part in x.split([heads * width, groups * width, groups * width], 1))
     if rope is not None:
         q, k = (_rotated(n, part, lengths, rope) for part in (q, k))
+    return _attended(n, q, k, v, lengths, causal, scale, soft_cap, slopes)
+
+
+def _attended(
+    n: Noise,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Sequence[int],
+    causal: bool,
+    scale: float,
+    soft_cap: float | None = None,
+    slopes: Sequence[float] | None = None,
+) -> Tensor:
     parts = []
     for q_, k_, v_ in zip(*(part.split(list(lengths)) for part in (q, k, v)), strict=True):
-        k_, v_ = (n.terms(part.repeat_interleave(heads // groups, 1), 2 * len(q_)) for part in (k_, v_))
+        k_, v_ = (n.terms(part.repeat_interleave(q.shape[1] // k.shape[1], 1), 2 * len(q_)) for part in (k_, v_))
         scores = _scores(n, q_, k_, scale, soft_cap)
         if slopes is not None:
             distance = (torch.arange(len(q_))[:, None] - torch.arange(len(q_))).abs()
@@ -193,7 +207,33 @@ def attention(
         if causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
         parts.append(n.stored(n.attended(scores, v_)))
-    return torch.cat(parts).reshape(len(x), heads * width)
+    return torch.cat(parts).flatten(1)
+
+
+def latent_attention(
+    n: Noise,
+    x: Tensor,
+    lengths: Sequence[int],
+    heads: int,
+    groups: int,
+    widths: tuple[int, int, int | None],
+    causal: bool,
+    rope: Rope,
+    pairs: bool,
+    scale: float,
+) -> Tensor:
+    """Of q, the rotated key of all heads, and the groups' own keys and values. ``widths``: of keys, of what is rotated, of values."""
+    key, turned, value = widths
+    q, of_all, kv = x.split([heads * (key + turned), turned, groups * (key + (value or 0))], 1)
+    q, kv = q.unflatten(1, (heads, -1)), kv.unflatten(1, (groups, -1))
+
+    def rotated(part: Tensor) -> Tensor:
+        ordered = part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if pairs else part
+        return _rotated(n, ordered, lengths, rope)
+
+    k = torch.cat([n.terms(kv[..., :key]), rotated(of_all[:, None]).expand(-1, groups, -1)], -1)
+    q = torch.cat([n.terms(q[..., :key]), rotated(q[..., key:])], -1)
+    return _attended(n, q, k, kv if value is None else kv[..., key:], lengths, causal, scale)
 
 
 def _scores(n: Noise, q: Tensor, k: Tensor, scale: float, soft_cap: float | None) -> Tensor:

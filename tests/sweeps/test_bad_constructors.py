@@ -43,6 +43,8 @@ GOOD: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fusible.DotProductAttention, {"heads": 2, "head_width": 4, "groups": None, "causal": True, "rope_base": None, "scale": None}),
     (fusible.DotProductAttention, {"heads": 2, "head_width": 4, "window_size": (2, 0)}),
     (fusible.DotProductAttention, {"heads": 2, "head_width": 4, "soft_cap": 30.0, "alibi": (0.5, 0.25), "mask": True, "dropout": 0.1}),
+    (fusible.LatentAttention, {"heads": 2, "key_width": 4, "rope_width": 2, "value_width": 4, "groups": 1, "causal": True, "scale": None}),
+    (fusible.LatentAttention, {"heads": 2, "key_width": 4, "rope_width": 2, "rope_base": 100.0, "rope_interleaved": True, "rope_scale": 1.5}),
     (fusible.CrossAttention, {"heads": 2, "head_width": 4, "groups": None, "scale": None, "soft_cap": 30.0, "mask": True, "dropout": 0.1}),
     (operations.Linear, {"in_features": 4, "out_features": 6, "bias": True, "device": None, "dtype": None, "tensor_parallel_mode": None}),
     (operations.BasicLinear, {"in_features": 4, "out_features": 6, "device": None, "dtype": None}),

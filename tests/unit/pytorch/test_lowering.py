@@ -46,6 +46,12 @@ def _attention(**options: object) -> fusible.DotProductAttention:
     return fusible.DotProductAttention(HEADS, WIDTH, **options)
 
 
+def _latent(key_width: int, rope_width: int, **options: Any) -> fusible.Sequential:
+    attention = fusible.LatentAttention(HEADS, key_width, rope_width, **options)
+    own = attention.groups * (key_width + (attention.value_width or 0))
+    return fusible.Sequential(fusible.Linear(3 * HIDDEN, HEADS * (key_width + rope_width) + rope_width + own), attention)
+
+
 def _seen() -> torch.Tensor:
     seen = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)
     seen[..., 1:, 0] = False
@@ -66,6 +72,9 @@ ATTENTION: dict[str, Callable[[], nn.Module]] = {
     "alibi_full": lambda: _attention(causal=False, alibi=(0.5, 0.25, 0.125, 0.0625)),
     "mask": lambda: Masked(_seen()),
     "mask_of_numbers": lambda: Masked(torch.randn(1, HEADS, TOKENS, TOKENS), soft_cap=3.0),
+    "latents": lambda: _latent(WIDTH, 4, groups=1, rope_interleaved=True),
+    "rotated_key_of_all": lambda: _latent(7, 6, value_width=9, groups=2, rope_factors=(1.0, 0.5, 0.1), rope_scale=1.25),
+    "rotated_key_of_all_full": lambda: _latent(WIDTH, 4, value_width=8, groups=2, causal=False),
     "normed": lambda: fusible.Sequential(fusible.QKNorm(HEADS, WIDTH, zero_centered_gamma=True), _attention(rope_base=100.0)),
 }
 _GROUPS: dict[str, Any] = {"expert_bias": True, "groups": 4, "top_groups": 2, "scaling_factor": 2.5}
