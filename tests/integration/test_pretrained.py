@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from pretrained_models import DECODERS, drawn, reference, saved
 
 import fusible
 from fusible.errors import CheckpointError
-from fusible.models import from_config, from_pretrained, save_pretrained
-from fusible.models.checkpoints import open_checkpoint
+from fusible.models import from_config, from_pretrained, parts, save_pretrained
+from fusible.models.checkpoints import open_checkpoint, write_checkpoint
+from fusible.models.families import Config, blueprint_of
 from fusible.models.held_formats import HELD_FORMATS
 
 FP32 = 1e-5
@@ -96,6 +98,49 @@ def test_a_cache_of_latents_has_nothing_of_each_head(tmp_path: Path) -> None:
     with torch.inference_mode():
         model.next_logits(drawn(7), torch.tensor([4, 3], dtype=torch.int32), cache)
     assert cache.nbytes == 3 * 2 * 32 * (32 + 32) * 4
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """DeepSeek's own checkpoints have one behind the last layer."""
+    folder, tokens = saved("deepseek_v3", tmp_path), drawn(2, 24)
+    checkpoint = open_checkpoint(folder)
+    tensors = {name: checkpoint.tensor(name) for name in checkpoint.names}
+    further = {name.replace("layers.2", "layers.3"): tensor for name, tensor in tensors.items() if "layers.2" in name}
+    config = {**checkpoint.config, "num_nextn_predict_layers": 1}
+    write_checkpoint(tmp_path / "more", config, {**tensors, **further, "model.layers.3.eh_proj.weight": torch.zeros(64, 128)})
+    with torch.no_grad():
+        assert torch.equal(from_pretrained(tmp_path / "more")(tokens), from_pretrained(folder)(tokens))
+
+
+DEEPSEEK_V3: dict[str, Any] = {
+    **{"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61, "num_attention_heads": 128},
+    **{"num_key_value_heads": 128, "vocab_size": 129280, "max_position_embeddings": 163840, "rope_theta": 10000, "moe_layer_freq": 1},
+    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1, "tie_word_embeddings": False},
+    "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    | {"original_max_position_embeddings": 4096},
+}
+"""What the file of the model itself says, where it is not the default of the family."""
+
+
+def test_the_published_model_has_the_parameters_that_are_told_of_it() -> None:
+    """671 billion; each layer attends with YaRN's scale, and keeps 576 numbers of a token."""
+
+    def numbers(part: Any) -> int:
+        if isinstance(part, parts.Product):
+            return sum(part.rows) * part.columns
+        if isinstance(part, parts.Experts):
+            return part.count * (3 * part.inner * part.features + part.features + 1)
+        own = part.features if isinstance(part, parts.Norm) else 0
+        inside = [value for value in vars(part).values() if isinstance(value, parts.Product | parts.Experts | tuple)]
+        return own + sum(numbers(each) for value in inside for each in (value if isinstance(value, tuple) else (value,)) if not isinstance(each, str))
+
+    made = blueprint_of(Config(DEEPSEEK_V3))
+    assert sum(map(numbers, made.body)) + 2 * made.vocabulary * made.hidden == 671_026_419_200
+    blocks: list[Any] = list(made.body)
+    attention = blocks[0].parts[1]
+    assert attention.rank + attention.rope_width == 576 and attention.options["rope_scale"] == 1.0
+    assert attention.options["scale"] == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2, rel=1e-12)
+    assert blocks[7].parts[1].experts.options["top_groups"] == 4 and not isinstance(blocks[5].parts[1], parts.SharedExpert)
 
 
 def _by_their_names(tensors: list[torch.Tensor], model: Any, write: Any, place: Path) -> dict[str, torch.Tensor]:
