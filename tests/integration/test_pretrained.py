@@ -290,6 +290,21 @@ def test_what_is_saved_is_what_transformers_wrote(name: str, tmp_path: Path) -> 
         assert torch.equal(again(tokens).logits, reference(name)(tokens).logits)
 
 
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_router_stays_in_fp32_beside_weights_in_bf16(trainable: bool, tmp_path: Path) -> None:
+    """As transformers keeps it, and the bias of its experts: what is saved again is the same to the bit, dtypes included."""
+    theirs = type(reference("deepseek_v3")).from_pretrained(saved("deepseek_v3", tmp_path), dtype=torch.bfloat16)
+    theirs.save_pretrained(tmp_path / "half")
+    model = from_pretrained(tmp_path / "half", trainable=trainable)
+    save_pretrained(model, tmp_path / "ours")
+    ours, wanted = open_checkpoint(tmp_path / "ours"), open_checkpoint(tmp_path / "half")
+    assert {name: ours.tensor(name).dtype for name in ours.names} == {name: wanted.tensor(name).dtype for name in wanted.names}
+    assert all(torch.equal(ours.tensor(name), wanted.tensor(name)) for name in wanted.names)
+    kept = [name for name in ours.names if ours.tensor(name).dtype is torch.float32]
+    assert len(kept) == 2 * 2 and all(".mlp.gate." in name for name in kept)
+    assert all(not torch.equal(ours.tensor(name), ours.tensor(name).bfloat16().float()) for name in kept)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "phi", "qwen2_moe", "deepseek_v3"])
 def test_a_new_model_is_one_that_transformers_loads(name: str, tmp_path: Path) -> None:
     config = reference(name).config.to_dict()

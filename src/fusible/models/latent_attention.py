@@ -76,7 +76,6 @@ class MultiHeadLatentAttention(nn.Module, ChainPart):
 
 
 def _weight(layer: nn.Module) -> torch.Tensor:
-    """The values of the matrix by which a layer multiplies; of one with an adapter what both make together, of one that processes share out all."""
+    """The values of the matrix by which a layer multiplies; of one with an adapter what both make together."""
     weight: Any = layer.merged_weight() if hasattr(layer, "merged_weight") else layer.weight  # type: ignore[operator]
-    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
     return weight.dequantize() if isinstance(weight, QuantizedTensor) else weight
