@@ -77,8 +77,8 @@ def _mixture(of: Decoder, name: str) -> SharedExpert:
 
 
 def _groups(config: Config, top_k: int) -> dict[str, int]:
-    """The groups of experts, of which some are chosen by the sum of their two best. Raises ``CheckpointError`` for another sum than of as many as a
-    token has of each."""
+    """The groups of experts. These models choose groups by their two best experts, which is what tex does where a token has two of each group; raises
+    ``CheckpointError`` for any other number."""
     groups, chosen = config.size("n_group"), config.size("topk_group")
     if chosen >= groups:
         return {}
