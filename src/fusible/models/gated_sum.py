@@ -16,5 +16,5 @@ class GatedSum(nn.Module):
         self.main, self.gate, self.shared = main, gate, shared
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shared = self.shared(x)
-        return self.main(x) + (shared if self.gate is None else torch.sigmoid(self.gate(x)) * shared)
+        y = self.main(x)
+        return y + (self.shared(x) if self.gate is None else torch.sigmoid(self.gate(x)) * self.shared(x))
