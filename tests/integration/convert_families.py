@@ -86,6 +86,9 @@ class Family:
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.1)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.add_(torch.randn_like(buffer) * 0.1)
         return model.to(dtype)
 
     def inputs(self, seed: int = 1, dtype: torch.dtype = torch.float32) -> dict[str, Any]:

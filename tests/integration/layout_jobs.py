@@ -189,6 +189,24 @@ def experts_without_tokens(rank: int) -> None:
     assert own.tolist() == [True] * models.TOP_K + [False] * (models.EXPERTS - models.TOP_K)
 
 
+def experts_chosen_by_sigmoids(rank: int) -> None:
+    """With a bias, which every process has whole, and in groups: of the same tokens in all processes, y and the gradients of one."""
+    torch.manual_seed(0)
+    world = dist.get_world_size()
+    options: dict[str, Any] = {"score_function": "sigmoid", "expert_bias": True, "groups": 4, "top_groups": 2, "scaling_factor": 2.5}
+    whole = fusible.Sequential(fusible.MixtureOfExperts(models.HIDDEN, models.HIDDEN, 8, 4, **options))
+    whole[0].expert_bias.copy_(torch.linspace(-0.2, 0.2, 8))  # type: ignore[union-attr, operator]  # pyright: ignore
+    model = parallelize(deepcopy(whole), mesh_of(("ep", world)))
+    assert type(dict(model.named_buffers())["0.expert_bias"]) is torch.Tensor
+    x = torch.randn(9, models.HIDDEN, requires_grad=True)
+    y, wanted = model(x), whole(x)
+    torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+    y.square().sum().backward()
+    wanted.square().sum().backward()
+    for (name, ours), theirs in zip(model.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(models.whole(ours.grad), theirs.grad, rtol=1e-5, atol=1e-4, msg=name)  # type: ignore[arg-type]
+
+
 def _messages(gpt: models.GPT, recipe: str, dtype: torch.dtype) -> Result:
     """What the first step of the blocks sends is what is derived of it, message by message: the bytes of all messages, by collective."""
     x = torch.randn(models.BATCH, models.TOKENS, models.HIDDEN, dtype=dtype, requires_grad=True)

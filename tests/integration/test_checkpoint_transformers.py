@@ -34,6 +34,19 @@ def qwen3_moe() -> Any:
     return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SIZES, intermediate_size=256, head_dim=32, **experts))
 
 
+def deepseek_v3() -> Any:
+    sizes = {"q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "intermediate_size": 256}
+    experts = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 128,
+        "first_k_dense_replace": 1,
+    }
+    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**SIZES, **sizes, **experts))
+
+
 def gpt_oss() -> Any:
     config = transformers.GptOssConfig(**SIZES, intermediate_size=96, head_dim=32, num_local_experts=3, num_experts_per_tok=2, sliding_window=16)
     return transformers.GptOssForCausalLM(config)
@@ -110,9 +123,10 @@ def test_a_model_is_quantized_and_loaded(name: str, tmp_path: Path, capsys: pyte
         assert bool((error <= (bound + 2**-8) * amax).all()) and bool((error > 0).any()), each
 
 
+@pytest.mark.parametrize("make", [qwen3_moe, deepseek_v3])
 @pytest.mark.parametrize("name", FORMATS)
-def test_experts_are_quantized_and_routers_are_not(name: str, tmp_path: Path) -> None:
-    model = saved(qwen3_moe, tmp_path / "model")
+def test_experts_are_quantized_and_routers_are_not(name: str, make: Callable[[], Any], tmp_path: Path) -> None:
+    model = saved(make, tmp_path / "model")
     assert main(["quantize", str(tmp_path / "model"), "--format", name, "--out", str(tmp_path / name)]) == 0
     checkpoint = open_checkpoint(tmp_path / name)
     found = loaded(tmp_path / name, FINE() if name == "mxfp8" else FORMATS[name][0]())

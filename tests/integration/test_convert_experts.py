@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from convert_families import BY_NAME, logits
+from pretrained_models import DECODERS, drawn
 from torch import nn
 
 import fusible
@@ -99,6 +100,24 @@ def test_experts_of_another_form_are_left_with_the_reason() -> None:
     module = fusible.convert(Clamped(), fusible.Float8CurrentScaling())
     layers = {layer.kind: layer.text for layer in fusible.conversion_report(module).left}
     assert layers["expert stack"] == "it computes no sum of gated experts"
+
+
+def test_routers_of_sigmoids_stay_transformers_own() -> None:
+    """DeepSeek-V3: with a bias that chooses, in groups. All else is converted, and the report says so."""
+    model, tokens = DECODERS["deepseek_v3"].make(), drawn(2, 24)
+    inputs = {"input_ids": tokens, "labels": tokens}
+    wanted, routers = logits(model, inputs), [type(layer.mlp.gate) for layer in model.model.layers[1:]]
+    model(**inputs).loss.backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    fusible.convert(model, IN_FP32)
+    assert [type(layer.mlp.gate) for layer in model.model.layers[1:]] == routers
+    report = fusible.conversion_report(model)
+    assert "1 attention, 24 linears, 13 norms, 3 MLPs, 2 expert stacks" in str(report)
+    assert {layer.kind for layer in report.left} == {"activation"}
+    check_equal([logits(model, inputs)], [wanted])
+    model(**inputs).loss.backward()
+    check_equal([p.grad for p in model.parameters()], gradients)
 
 
 def test_the_choice_of_experts_has_its_gradient() -> None:

@@ -10,11 +10,11 @@ from finetune_models import EPS, options, plain_steps
 from pretrained_models import DECODERS, saved
 
 from fusible.models import from_pretrained
-from fusible.models.training import Corpus, Trainer, Windows, add_adapters, pack
+from fusible.models.training import Corpus, Trainer, Windows, adapters_of, add_adapters, pack
 from fusible.pytorch import HighPrecision
 
 LENGTHS = [5, 40, 17, 33, 2, 64, 9, 20]
-NAMES = ("gemma2_window", "gemma3", "mixtral", "phi", "qwen2_moe")
+NAMES = ("deepseek_v3", "gemma2_window", "gemma3", "mixtral", "phi", "qwen2_moe")
 
 
 def windows() -> Windows:
@@ -35,3 +35,19 @@ def test_steps_of_a_family_are_those_of_transformers(name: str, tmp_path: Path) 
     losses = [adapters.step() for _ in range(2)]
     assert losses[0] == pytest.approx(wanted[0], rel=64 * EPS) and losses[1] != pytest.approx(losses[0], rel=1e-4)
     assert all(".down" in name or ".up." in name for name in adapters.parameters)
+
+
+def test_adapters_count_where_heads_attend_to_latents(tmp_path: Path) -> None:
+    """With a cache the product that makes keys and values of latents stands elsewhere, and its adapter with it."""
+    model = from_pretrained(saved("deepseek_v3", tmp_path))
+    tokens = torch.randint(3, 128, (10,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        before = model(tokens[None])[0, -1]
+        add_adapters(model, 2, 4.0, ["kv_b_proj"])
+        for adapted in adapters_of(model):
+            for up in adapted.up:
+                up.normal_(generator=torch.Generator().manual_seed(2))
+        whole = model(tokens[None])[0, -1]
+        found = model.next_logits(tokens, torch.tensor([10], dtype=torch.int32), model.new_cache(1, 16))[0]
+    assert len(adapters_of(model)) == 3 and not torch.allclose(whole, before, rtol=0, atol=0.1)
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-5 * whole.abs().max().item())

@@ -33,7 +33,7 @@ def theirs(name: str, tokens: torch.Tensor, mask: torch.Tensor, **options: Any) 
         return reference(name).generate(tokens, attention_mask=mask, do_sample=False, max_new_tokens=COUNT, pad_token_id=0, **options)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "qwen2_window"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "qwen2_window", "deepseek_v3"])
 def test_padded_prompts_give_the_tensor_of_transformers(name: str, tmp_path: Path) -> None:
     model = from_pretrained(saved(name, tmp_path))
     tokens, mask = padded(left=True)
@@ -58,7 +58,7 @@ def test_penalties_are_those_of_transformers(tmp_path: Path) -> None:
         assert not torch.equal(generate(model, prompt, COUNT), wanted)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2_window", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "gemma2_window", "mixtral", "deepseek_v3_yarn"])
 def test_prompts_that_begin_alike_share_what_they_have_in_common(name: str, tmp_path: Path) -> None:
     model = from_pretrained(saved(name, tmp_path))
     common = drawn(24, seed=0).tolist()

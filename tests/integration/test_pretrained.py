@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from convert_families import WORDS
 from pretrained_models import DECODERS, drawn, reference, saved
 
 import fusible
 from fusible.errors import CheckpointError
-from fusible.models import from_config, from_pretrained, save_pretrained
-from fusible.models.checkpoints import open_checkpoint
+from fusible.models import from_config, from_pretrained, parts, save_pretrained
+from fusible.models.checkpoints import open_checkpoint, write_checkpoint
+from fusible.models.families import Config, blueprint_of
 from fusible.models.held_formats import HELD_FORMATS
 
 FP32 = 1e-5
@@ -88,6 +91,93 @@ def test_tokens_one_by_one_give_the_same_logits(name: str, page_size: int | None
     assert logits.dtype is torch.float32
 
 
+def test_a_cache_of_latents_has_nothing_of_each_head(tmp_path: Path) -> None:
+    """A latent and a rotated key of a token, of each layer."""
+    model = from_pretrained(saved("deepseek_v3", tmp_path))
+    cache = model.new_cache(2, 32, 4)
+    with torch.inference_mode():
+        model.next_logits(drawn(7), torch.tensor([4, 3], dtype=torch.int32), cache)
+    assert cache.nbytes == 3 * 2 * 32 * (32 + 32) * 4
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """DeepSeek's own checkpoints have one behind the last layer."""
+    folder, tokens = saved("deepseek_v3", tmp_path), drawn(2, 24)
+    checkpoint = open_checkpoint(folder)
+    tensors = {name: checkpoint.tensor(name) for name in checkpoint.names}
+    further = {name.replace("layers.2", "layers.3"): tensor for name, tensor in tensors.items() if "layers.2" in name}
+    config = {**checkpoint.config, "num_nextn_predict_layers": 1}
+    write_checkpoint(tmp_path / "more", config, {**tensors, **further, "model.layers.3.eh_proj.weight": torch.zeros(64, 128)})
+    with torch.no_grad():
+        assert torch.equal(from_pretrained(tmp_path / "more")(tokens), from_pretrained(folder)(tokens))
+
+
+DEEPSEEK_V3: dict[str, Any] = {
+    **{"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61, "num_attention_heads": 128},
+    **{"num_key_value_heads": 128, "vocab_size": 129280, "max_position_embeddings": 163840, "rope_theta": 10000, "moe_layer_freq": 1},
+    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1, "tie_word_embeddings": False},
+    "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    | {"original_max_position_embeddings": 4096},
+}
+"""What the file of the model itself says, where it is not the default of the family."""
+
+
+def test_the_published_model_has_the_parameters_that_are_told_of_it() -> None:
+    """671 billion; each layer attends with YaRN's scale, and keeps 576 numbers of a token."""
+
+    def numbers(part: Any) -> int:
+        if isinstance(part, parts.Product):
+            return sum(part.rows) * part.columns
+        if isinstance(part, parts.Experts):
+            return part.count * (3 * part.inner * part.features + part.features + 1)
+        own = part.features if isinstance(part, parts.Norm) else 0
+        inside = [value for value in vars(part).values() if isinstance(value, parts.Product | parts.Experts | tuple)]
+        return own + sum(numbers(each) for value in inside for each in (value if isinstance(value, tuple) else (value,)) if not isinstance(each, str))
+
+    made = blueprint_of(Config(DEEPSEEK_V3))
+    assert sum(map(numbers, made.body)) + 2 * made.vocabulary * made.hidden == 671_026_419_200
+    blocks: list[Any] = list(made.body)
+    attention = blocks[0].parts[1]
+    assert attention.rank + attention.rope_width == 576 and attention.options["rope_scale"] == 1.0
+    assert attention.options["scale"] == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2, rel=1e-12)
+    assert blocks[7].parts[1].experts.options["top_groups"] == 4 and not isinstance(blocks[5].parts[1], parts.SharedExpert)
+
+
+def _by_their_names(tensors: list[torch.Tensor], model: Any, write: Any, place: Path) -> dict[str, torch.Tensor]:
+    """``tensors``, one for each of the model's parameters, by the names and in the shapes that its checkpoint has."""
+    with torch.no_grad():
+        for parameter, tensor in zip(model.parameters(), tensors, strict=True):
+            parameter.copy_(tensor)
+    write(model, place)
+    checkpoint = open_checkpoint(place)
+    return {name: checkpoint.tensor(name).clone() for name in checkpoint.names}
+
+
+@pytest.mark.parametrize("form", ["batch", "padded", "packed"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3_yarn", "deepseek_v3_halves", "qwen2_moe"])
+def test_gradients_are_those_of_transformers(name: str, form: str, tmp_path: Path) -> None:
+    """Of every parameter; in sequences of two lengths that are padded, or packed one behind the other."""
+    model, theirs = from_pretrained(saved(name, tmp_path), trainable=True), DECODERS[name].make()
+    lengths, tokens, weights = [14, 14] if form == "batch" else [14, 9], drawn(2, 14), torch.randn(2, 14, WORDS)
+    lens, kept = torch.tensor(lengths, dtype=torch.int32), [(row, length) for row, length in enumerate(lengths)]
+    packed = torch.cat([tokens[row, :length] for row, length in kept])
+    given = {"batch": (tokens,), "padded": (tokens, lens), "packed": (packed, lens)}[form]
+    logits = model(*given)
+    rows = logits if form == "packed" else torch.cat([logits[row, :length] for row, length in kept])
+    wanted = torch.cat([theirs(tokens[row : row + 1, :length]).logits[0] for row, length in kept])
+    close(rows.detach(), wanted.detach(), FP32)
+    factors = torch.cat([weights[row, :length] for row, length in kept])
+    (rows * factors).sum().backward()
+    (wanted * factors).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    ours = _by_their_names([p.grad for p in model.parameters()], model, save_pretrained, tmp_path / "ours")  # type: ignore[misc]
+    found = _by_their_names([p.grad for p in theirs.parameters()], theirs, lambda m, place: m.save_pretrained(place), tmp_path / "theirs")
+    for parameter, gradient in found.items():
+        if not parameter.endswith("e_score_correction_bias"):
+            assert gradient.any(), parameter
+            close(ours[parameter], gradient, 8 * FP32)
+
+
 def test_a_plain_checkpoint_is_read_where_it_lies(tmp_path: Path) -> None:
     """Weights that are one tensor in the file, of the dtype asked for, are views of the file."""
     folder = saved("phi3", tmp_path)
@@ -139,6 +229,17 @@ CHANGES: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("attention both ways", "gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention .*: expected false, got True"),
     ("a dtype that is none", "llama", {"dtype": "int4"}, "dtype of config.json: expected one of float32"),
+    ("another number of keys", "deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads .* deepseek_v3 model: expected 4, as there are heads"),
+    ("another sum of groups", "deepseek_v3", {"topk_group": 1}, "topk_group .*: expected half of the 4 experts of a token, or all 4 groups, got 1"),
+    ("another choice", "deepseek_v3", {"scoring_func": "softmax"}, "scoring_func .* of a deepseek_v3 model: expected 'sigmoid', got 'softmax'"),
+    ("a rank that is none", "deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank .* of a deepseek_v3 model: expected an integer of at least 1, got 0"),
+    ("biases of keys alone", "deepseek_v3", {"attention_bias": True, "q_lora_rank": None}, "attention_bias .*: expected false without a q_lora_rank"),
+    (
+        "another number of dense layers",
+        "deepseek_v3",
+        {"first_k_dense_replace": 0},
+        "expected a parameter model.layers.0.mlp.shared_experts.gate_proj",
+    ),
     ("heads that share no keys", "llama", {"num_key_value_heads": 3}, "expected .*, got"),
 ]
 
@@ -153,15 +254,17 @@ def test_a_config_that_does_not_fit_is_one_sentence(name: str, changes: dict[str
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-def test_older_configs_say_positions_otherwise(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama_linear", "deepseek_v3_yarn"])
+def test_older_configs_say_positions_otherwise(name: str, tmp_path: Path) -> None:
     """``rope_theta`` and ``rope_scaling``, whose kind is a ``type``."""
-    folder = saved("llama_linear", tmp_path)
+    folder = saved(name, tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    del config["rope_parameters"]
-    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}}))
+    told = config.pop("rope_parameters")
+    older = {"rope_theta": told.pop("rope_theta"), "rope_scaling": {"type": told.pop("rope_type"), **told}}
+    (folder / "config.json").write_text(json.dumps({**config, **older}))
     tokens = drawn(2, 24)
     with torch.no_grad():
-        close(from_pretrained(folder)(tokens), reference("llama_linear")(tokens).logits, FP32)
+        close(from_pretrained(folder)(tokens), reference(name)(tokens).logits, FP32)
 
 
 def test_a_parameter_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -187,7 +290,22 @@ def test_what_is_saved_is_what_transformers_wrote(name: str, tmp_path: Path) -> 
         assert torch.equal(again(tokens).logits, reference(name)(tokens).logits)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "phi", "qwen2_moe"])
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_router_stays_in_fp32_beside_weights_in_bf16(trainable: bool, tmp_path: Path) -> None:
+    """As transformers keeps it, and the bias of its experts: what is saved again is the same to the bit, dtypes included."""
+    theirs = type(reference("deepseek_v3")).from_pretrained(saved("deepseek_v3", tmp_path), dtype=torch.bfloat16)
+    theirs.save_pretrained(tmp_path / "half")
+    model = from_pretrained(tmp_path / "half", trainable=trainable)
+    save_pretrained(model, tmp_path / "ours")
+    ours, wanted = open_checkpoint(tmp_path / "ours"), open_checkpoint(tmp_path / "half")
+    assert {name: ours.tensor(name).dtype for name in ours.names} == {name: wanted.tensor(name).dtype for name in wanted.names}
+    assert all(torch.equal(ours.tensor(name), wanted.tensor(name)) for name in wanted.names)
+    kept = [name for name in ours.names if ours.tensor(name).dtype is torch.float32]
+    assert len(kept) == 2 * 2 and all(".mlp.gate." in name for name in kept)
+    assert all(not torch.equal(ours.tensor(name), ours.tensor(name).bfloat16().float()) for name in kept)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "phi", "qwen2_moe", "deepseek_v3"])
 def test_a_new_model_is_one_that_transformers_loads(name: str, tmp_path: Path) -> None:
     config = reference(name).config.to_dict()
     model = from_config(config, seed=1)

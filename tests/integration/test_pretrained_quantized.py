@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from convert_families import WORDS, transformers
-from pretrained_models import drawn
+from pretrained_models import drawn, saved
 
 import fusible
 from fusible.models import from_pretrained
 from fusible.models.checkpoints import MXFP4WeightQuantizer, open_checkpoint, write_checkpoint
+from fusible.models.held_formats import HELD_FORMATS
 from fusible.models.joining import joined_rows
 from fusible.models.side_by_side import SideBySide
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer, QuantizedTensor
@@ -88,6 +90,66 @@ def test_one_token_after_another_gives_what_all_at_once_give(scheme: str, tmp_pa
             logits = model.next_logits(token[None], one, cache)
             cache.advance(one)
             torch.testing.assert_close(logits[0], wanted[place], rtol=0, atol=384**0.5 * 2.0**-22 * wanted.abs().max().item())
+
+
+def _deepseek(folder: Path, scheme: str) -> tuple[Path, Any]:
+    """``written``, of latent attention whose keys make no whole tile, and of experts, as DeepSeek's own checkpoints have them."""
+    config, quantizer = SCHEMES[scheme]
+    torch.manual_seed(0)
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64}
+    sizes |= {"qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}
+    sizes |= {"moe_intermediate_size": 128, "first_k_dense_replace": 1, "initializer_range": 0.1}
+    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**{**OPTIONS, **sizes})).eval()
+    model.save_pretrained(folder / "plain")
+    plain = open_checkpoint(folder / "plain")
+    tensors = {name: quantizer(plain.tensor(name)) if re.search(r"_proj(_with_mqa)?\.weight$", name) else plain.tensor(name) for name in plain.names}
+    write_checkpoint(folder / "quantized", {**plain.config, "quantization_config": config}, tensors)
+    values = {name: held.dequantize(dtype=torch.float32) if isinstance(held, QuantizedTensor) else held for name, held in tensors.items()}
+    write_checkpoint(folder / "values", plain.config, values)
+    return folder / "quantized", transformers.DeepseekV3ForCausalLM.from_pretrained(folder / "values").eval()
+
+
+@pytest.mark.parametrize("scheme", ["tiles", "tiles of powers", "mxfp8"])
+def test_latent_attention_keeps_the_blocks_of_a_checkpoint(scheme: str, tmp_path: Path) -> None:
+    """All but the experts', which become the dtype of the model; a token after another, too, where a product stands elsewhere."""
+    folder, reference = _deepseek(tmp_path, scheme)
+    model, tokens = from_pretrained(folder), drawn(1, 12)
+    with torch.no_grad():
+        found, wanted = model(tokens), reference(tokens).logits
+    bound = 384**0.5 * 2.0**-22 * wanted.abs().max().item()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=bound)
+    of_layers = [[name for name, p in layer.named_parameters() if isinstance(p, QuantizedTensor)] for layer in model.body]
+    # q_a with kv_a, q_b, kv_b and o; gate with up, and down, of the dense layer and of the shared expert
+    assert [len(names) for names in of_layers] == [4, 2, 4, 2, 0]
+    cache, one = model.new_cache(1, 16), torch.ones(1, dtype=torch.int32)
+    with torch.inference_mode():
+        for place, token in enumerate(tokens[0]):
+            logits = model.next_logits(token[None], one, cache)
+            cache.advance(one)
+            torch.testing.assert_close(logits[0], wanted[0, place], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("held", [name for name, recipe in HELD_FORMATS.items() if recipe is not None])
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_weights_that_are_held_in_a_format_are_its_values(name: str, held: str, tmp_path: Path) -> None:
+    """Whole sequences, and a token after another."""
+    folder, tokens = saved(name, tmp_path), drawn(1, 12)
+    model, plain = from_pretrained(folder, HELD_FORMATS[held], dtype=torch.float32), from_pretrained(folder, trainable=True)
+    changed = 0
+    with torch.no_grad():
+        for ours, values in zip(model.parameters(), plain.parameters(), strict=True):
+            if isinstance(ours, QuantizedTensor):
+                values.copy_(ours.dequantize())
+                changed += 1
+        wanted = plain(tokens)[0]
+    assert changed == {"llama": 8, "deepseek_v3": 18}[name]
+    bound, cache, one = 384**0.5 * 2.0**-22 * wanted.abs().max().item(), model.new_cache(1, 16), torch.ones(1, dtype=torch.int32)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tokens)[0], wanted, rtol=0, atol=bound)
+        for place, token in enumerate(tokens[0]):
+            logits = model.next_logits(token[None], one, cache)
+            cache.advance(one)
+            torch.testing.assert_close(logits[0], wanted[place], rtol=0, atol=bound)
 
 
 def test_a_recipe_leaves_what_is_quantized(tmp_path: Path) -> None:

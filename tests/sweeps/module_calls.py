@@ -201,8 +201,10 @@ def _(draw: Draw) -> Right:
 def _(draw: Draw) -> Right:
     """Every token goes to all experts: of near logits the choice would be another in float64."""
     count, into, inner, activation = draw.of(1, 2, 3), draw.width(), draw.width(), draw.of("gelu", "swiglu")
-    module = fusible.MixtureOfExperts(into, inner, count, count, activation=activation, param_dtype=draw.param_dtype)
-    return rowwise(draw, draw.filled(module), into, lambda n, x, p: formulas.mixture(n, x, *p.values(), activation))
+    sigmoid = count > 1 and draw.of(True, False)
+    router: dict[str, Any] = {"score_function": "sigmoid", "expert_bias": draw.of(True, False)} if sigmoid else {}
+    module = fusible.MixtureOfExperts(into, inner, count, count, activation=activation, param_dtype=draw.param_dtype, **router)
+    return rowwise(draw, draw.filled(module), into, lambda n, x, p: formulas.mixture(n, x, *p.values(), activation, sigmoid))
 
 
 # Attention.
@@ -248,6 +250,29 @@ def _(draw: Draw) -> Right:
     options = {"groups": groups, "causal": causal, **rotary, "scale": scale, "soft_cap": cap, "alibi": slopes or False}
     module = fusible.DotProductAttention(heads, width, **options)
     return _attention(draw, module, heads, groups, width, causal, rope, width**-0.5 if scale is None else scale, cap, slopes)
+
+
+@draws("modules", "LatentAttention")
+def _(draw: Draw) -> Right:
+    groups, causal, pairs, scale = draw.of(1, 2), draw.of(True, False), draw.of(True, False), draw.of(None, 0.3)
+    heads, key, turned = groups * draw.of(1, 2), _head_width(draw), draw.of(16) if draw.recipe is not None else draw.of(2, 4)
+    value, base, scaled = draw.of(None, _head_width(draw)), draw.of(10000.0, 100.0), draw.of(True, False)
+    factors = tuple(1 / (i + 1) for i in range(turned // 2)) if scaled else ()
+    options = {"groups": groups, "value_width": value, "causal": causal, "scale": scale}
+    module = fusible.LatentAttention(heads, key, turned, rope_base=base, rope_factors=factors, rope_interleaved=pairs, **options)
+    columns, leading = heads * (key + turned) + turned + groups * (key + (value or 0)), draw.leading(ranks=(1, 2))
+    given, tokens = _lengths(draw, leading), torch.Size(leading).numel()
+    lengths = given["seq_lens"].tolist() if given else [leading[-1]] * (tokens // leading[-1]) if tokens else []
+    rope = formulas.Rope(base, turned, factors or (1.0,) * (turned // 2))
+
+    def formula(n: Noise, inputs: Values, _: Values) -> Tensor:
+        x, width = inputs["x"].reshape(-1, columns), (key + turned) ** -0.5 if scale is None else scale
+        if not tokens:
+            return x[:, : heads * (value or key)].reshape(*leading, heads * (value or key))
+        y = formulas.latent_attention(n, x, lengths, heads, groups, (key, turned, value), causal, rope, pairs, width)
+        return y.reshape(*leading, y.shape[1])
+
+    return Right(module, lambda: {"x": draw.values(*leading, columns)}, formula, given)
 
 
 @draws("modules", "CrossAttention")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = [
     "GATES", "PLAIN", "attention", "clamped", "cross_attention",
-    "gated", "grouped", "l2norm", "layernorm", "linear", "rmsnorm", "scaled", "shifted", "situ",
+    "gated", "grouped", "l2norm", "latent_attention", "layernorm", "linear", "rmsnorm", "scaled", "shifted", "situ",
     "tanh_srelu",
 ]  # fmt: skip
 
@@ -133,12 +133,13 @@ def grouped(n: Noise, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Ten
     return torch.cat(parts).reshape(*x.shape[:-1], len(weights[0]))
 
 
-def mixture(n: Noise, x: Tensor, router: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
-    """All experts of each row, times the softmax over the router's logits. The router's product is in no recipe's format; the gradients of its logits
-    and of each expert's rows are written in the activations' dtype."""
+def mixture(n: Noise, x: Tensor, router: Tensor, up: Tensor, down: Tensor, activation: str, sigmoid: bool = False) -> Tensor:
+    """All experts of each row, times the softmax over the router's logits, or their sigmoids over the sum of these. The router's product is in no
+    recipe's format; the gradients of its logits and of each expert's rows are written in the activations' dtype."""
     rows = n.leaf(x.reshape(-1, x.shape[-1]), n.dtype)
     logits = n.leaf(n.terms(n.unquantized().product(rows, router), rows.shape[-1]), n.dtype)
-    probs, total = n.terms(n.terms(logits).softmax(-1), len(router)), rows.new_zeros(len(rows), down.shape[1])
+    scores, total = n.terms(logits).sigmoid() if sigmoid else n.terms(logits).softmax(-1), rows.new_zeros(len(rows), down.shape[1])
+    probs = n.terms(scores / scores.sum(-1, keepdim=True) if sigmoid else scores, len(router))
     for i in range(len(router)):
         h = n.stored(n.product(n.leaf(rows, n.dtype), up[i]))
         h = gated(n, h, GATES["SwiGLU"]) if activation == "swiglu" else n.terms(PLAIN["GELU"](n, n.terms(h)))
@@ -182,9 +183,23 @@ def attention(
     q, k, v = (part.reshape(len(x), -1, width) for part in x.split([heads * width, groups * width, groups * width], 1))
     if rope is not None:
         q, k = (_rotated(n, part, lengths, rope) for part in (q, k))
+    return _attended(n, q, k, v, lengths, causal, scale, soft_cap, slopes)
+
+
+def _attended(
+    n: Noise,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Sequence[int],
+    causal: bool,
+    scale: float,
+    soft_cap: float | None = None,
+    slopes: Sequence[float] | None = None,
+) -> Tensor:
     parts = []
     for q_, k_, v_ in zip(*(part.split(list(lengths)) for part in (q, k, v)), strict=True):
-        k_, v_ = (n.terms(part.repeat_interleave(heads // groups, 1), 2 * len(q_)) for part in (k_, v_))
+        k_, v_ = (n.terms(part.repeat_interleave(q.shape[1] // k.shape[1], 1), 2 * len(q_)) for part in (k_, v_))
         scores = _scores(n, q_, k_, scale, soft_cap)
         if slopes is not None:
             distance = (torch.arange(len(q_))[:, None] - torch.arange(len(q_))).abs()
@@ -192,7 +207,33 @@ def attention(
         if causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
         parts.append(n.stored(n.attended(scores, v_)))
-    return torch.cat(parts).reshape(len(x), heads * width)
+    return torch.cat(parts).flatten(1)
+
+
+def latent_attention(
+    n: Noise,
+    x: Tensor,
+    lengths: Sequence[int],
+    heads: int,
+    groups: int,
+    widths: tuple[int, int, int | None],
+    causal: bool,
+    rope: Rope,
+    pairs: bool,
+    scale: float,
+) -> Tensor:
+    """Of q, the rotated key of all heads, and the groups' own keys and values. ``widths``: of keys, of what is rotated, of values."""
+    key, turned, value = widths
+    q, of_all, kv = x.split([heads * (key + turned), turned, groups * (key + (value or 0))], 1)
+    q, kv = q.unflatten(1, (heads, -1)), kv.unflatten(1, (groups, -1))
+
+    def rotated(part: Tensor) -> Tensor:
+        ordered = part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if pairs else part
+        return _rotated(n, ordered, lengths, rope)
+
+    k = torch.cat([n.terms(kv[..., :key]), rotated(of_all[:, None]).expand(-1, groups, -1)], -1)
+    q = torch.cat([n.terms(q[..., :key]), rotated(q[..., key:])], -1)
+    return _attended(n, q, k, kv if value is None else kv[..., key:], lengths, causal, scale)
 
 
 def _scores(n: Noise, q: Tensor, k: Tensor, scale: float, soft_cap: float | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,9 +34,11 @@ def _rotated(x: torch.Tensor, lengths: Sequence[int], rotary: nvte.Rotary, sign:
     inverse = rotary.base ** (-torch.arange(0, width, 2).double() / width)
     if rotary.factors:
         inverse *= torch.tensor(rotary.factors, dtype=torch.float64)
-    angle = torch.cat([positions[:, None] * inverse] * 2, -1)[:, None, :]
-    half = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], -1)
-    return torch.cat([x * angle.cos() + sign * half * angle.sin(), rest], -1)
+    angle = (positions[:, None] * inverse)[:, None, :]
+    cos, sin = angle.cos(), sign * angle.sin()
+    first, second = (x[..., 0::2], x[..., 1::2]) if rotary.interleaved else x.split(width // 2, -1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat([torch.stack(turned, -1).flatten(-2) if rotary.interleaved else torch.cat(turned, -1), rest], -1)
 
 
 def _rope(draw: Draw, name: str, sign: float) -> Given:
@@ -43,6 +46,7 @@ def _rope(draw: Draw, name: str, sign: float) -> Given:
     x, base = draw.tensor(sum(lengths), draw.of(1, 2), draw.of(2, 4, 8)), draw.of(10000.0, 100.0)
     width = x.shape[-1]
     rotary = draw.of(base, nvte.Rotary(base), nvte.Rotary(base, 2), nvte.Rotary(base, None, tuple(1 / (i + 1) for i in range(width // 2))))
+    rotary = replace(rotary, interleaved=draw.of(True, False)) if isinstance(rotary, nvte.Rotary) else rotary
     value = _rotated(f64(x), lengths, rotary if isinstance(rotary, nvte.Rotary) else nvte.Rotary(rotary), sign)
     return Given({name: x, "sequences": sequences, "rotary": rotary}, [nearly(value, f64(x), type=x.type)])
 

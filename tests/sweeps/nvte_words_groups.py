@@ -213,33 +213,62 @@ def _probs(draw: Draw, experts: Tensor) -> Tensor:
     return draw.tensor(*experts.shape, type=DType.Float32)
 
 
+def _router(draw: Draw, count: int, k: int) -> dict[str, Any]:
+    """How probabilities are made of logits, without what chooses."""
+    score = draw.of("softmax", "sigmoid")
+    return {"normalized": draw.of(True, False) or (score == "sigmoid" and k == 1), "score_function": score, "scaling_factor": draw.of(None, 2.5)}
+
+
+def _probs_of(logits: torch.Tensor, chosen: torch.Tensor, how: dict[str, Any]) -> torch.Tensor:
+    """Those of the experts ``chosen [T, k]``, in float64."""
+    if how["score_function"] == "sigmoid":
+        own = logits.sigmoid().gather(1, chosen)
+        own = own / own.sum(1, keepdim=True) if how["normalized"] and chosen.shape[1] > 1 else own
+    else:
+        own = logits.gather(1, chosen).softmax(1) if how["normalized"] else logits.softmax(1).gather(1, chosen)
+    return own * (how["scaling_factor"] or 1.0)
+
+
 @word("top_experts")
 def _(draw: Draw) -> Given:
+    """Biases are so far apart that rounding changes no order; groups are chosen by one expert of each."""
     count = draw.of(1, 2, 4, 8)
     logits, k = draw.tensor(draw.rows(), count), draw.of(*range(1, min(count, 4) + 1))
-    best, chosen = f64(logits).sort(dim=1, descending=True, stable=True)
-    normalized = draw.of(True, False)
-    among = best[:, :k].softmax(1) if normalized else best.softmax(1)[:, :k]
-    probs = Wanted(among, 2 * count, type=logits.type, rounded=(logits.type,))
+    how = _router(draw, count, k)
+    scores = f64(logits).sigmoid() if how["score_function"] == "sigmoid" else f64(logits)
+    if how["score_function"] == "sigmoid":  # logits that are apart may have sigmoids that are not, in fp32
+        bias = torch.randperm(count, generator=draw.generator).float() * 4
+        how["expert_bias"], scores = nvte.make_nvte_tensor(bias), scores + bias.double()
+    if count >= 2 and k <= count // 2 and draw.of(True, False):
+        how |= {"groups": count // 2, "top_groups": k}
+        pairs = scores.view(len(scores), count // 2, 2)
+        best = pairs.amax(2).sort(dim=1, descending=True, stable=True).indices[:, :k]
+        scores = scores.masked_fill(
+            torch.ones_like(pairs, dtype=torch.bool).scatter(1, best[:, :, None].expand(-1, -1, 2), False).flatten(1), -torch.inf
+        )
+    chosen = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    probs = Wanted(_probs_of(f64(logits), chosen, how), 2 * count, type=logits.type, rounded=(logits.type,))
 
     def check(found: Any) -> None:
         assert share(found[0], probs, logits.type) <= 1
-        assert torch.equal(found[1].data.long(), chosen[:, :k])
+        assert torch.equal(found[1].data.long(), chosen)
 
-    return Given({"logits": logits, "k": k, "normalized": normalized}, check)
+    return Given({"logits": logits, "k": k, **how}, check)
 
 
 @word("dtop_experts")
 def _(draw: Draw) -> Given:
     count = draw.of(1, 2, 4, 8)
     logits, k = draw.tensor(draw.rows(), count, type=DType.Float32), draw.of(*range(1, min(count, 4) + 1))
-    normalized = draw.of(True, False)
-    dprobs, (_, experts, scores) = draw.tensor(logits.shape[0], k, type=DType.Float32), nvte.top_experts(logits, k, normalized)
-    x, chosen = f64(logits).requires_grad_(), experts.data.long()
-    (x.gather(1, chosen).softmax(1) if normalized else x.softmax(1).gather(1, chosen)).backward(f64(dprobs))
+    how = _router(draw, count, k)
+    dprobs, (_, experts, scores) = draw.tensor(logits.shape[0], k, type=DType.Float32), nvte.top_experts(logits, k, **how)
+    x = f64(logits).requires_grad_()
+    _probs_of(x, experts.data.long(), how).backward(f64(dprobs))
     assert x.grad is not None
-    wanted = Wanted(x.grad, 4 * count, f64(dprobs).abs().sum(1, keepdim=True).expand_as(x), type=DType.Float32)
-    return Given({"dprobs": dprobs, "experts": experts, "scores": scores, "normalized": normalized}, [wanted])
+    size = f64(dprobs).abs().sum(1, keepdim=True).expand_as(x) * (how["scaling_factor"] or 1.0)
+    if how["score_function"] == "sigmoid" and how["normalized"]:  # divided by the sum of the chosen
+        size = size / f64(logits).sigmoid().gather(1, experts.data.long()).sum(1, keepdim=True)
+    return Given({"dprobs": dprobs, "experts": experts, "scores": scores, **how}, [Wanted(x.grad, 4 * count, size, type=DType.Float32)])
 
 
 @word("count_experts")

@@ -93,6 +93,8 @@ MODULES: list[Subject] = [
     _module(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH),
     _batch(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH, rope_base=10000.0),
     _cached(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH),
+    _module(fusible.LatentAttention, 2, 16, 4, columns=2 * 20 + 4 + 2 * 16),
+    _cached(fusible.LatentAttention, 2, 16, 4, columns=2 * 20 + 4 + 16 + 8, groups=1, value_width=8),
     Subject("CrossAttention", lambda: ops.Sequential(fusible.CrossAttention(2, 16)), _queries_and_keys),
     _module(fusible.MultiHeadedSelfAttention, WIDTH, 2, columns=3 * WIDTH),
     _module(fusible.GroupedQuerySelfAttention, WIDTH, 4, 2, columns=2 * WIDTH),

@@ -35,6 +35,7 @@ GOOD: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fusible.LayerNorm, {"features": 8, "eps": 1e-5, "zero_centered_gamma": False, "param_dtype": None, "device": None}),
     (fusible.RMSNorm, {"features": 8, "eps": 1e-5, "zero_centered_gamma": False, "param_dtype": None, "device": None}),
     (fusible.QKNorm, {"heads": 2, "head_width": 4, "groups": None, "eps": 1e-6, "zero_centered_gamma": False, "param_dtype": None, "device": None}),
+    (fusible.MixtureOfExperts, {"features": 4, "inner_features": 4, "experts": 8, "top_k": 4, "normalized": True, "router_dtype": None}),
     (fusible.Dropout, {"p": 0.5}),
     (fusible.MultiHeadedSelfAttention, {"features": 8, "heads": 2, "causal": True, "rope_base": None}),
     (fusible.GroupedQuerySelfAttention, {"features": 8, "heads": 4, "groups": 2, "causal": True}),
@@ -42,6 +43,8 @@ GOOD: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fusible.DotProductAttention, {"heads": 2, "head_width": 4, "groups": None, "causal": True, "rope_base": None, "scale": None}),
     (fusible.DotProductAttention, {"heads": 2, "head_width": 4, "window_size": (2, 0)}),
     (fusible.DotProductAttention, {"heads": 2, "head_width": 4, "soft_cap": 30.0, "alibi": (0.5, 0.25), "mask": True, "dropout": 0.1}),
+    (fusible.LatentAttention, {"heads": 2, "key_width": 4, "rope_width": 2, "value_width": 4, "groups": 1, "causal": True, "scale": None}),
+    (fusible.LatentAttention, {"heads": 2, "key_width": 4, "rope_width": 2, "rope_base": 100.0, "rope_interleaved": True, "rope_scale": 1.5}),
     (fusible.CrossAttention, {"heads": 2, "head_width": 4, "groups": None, "scale": None, "soft_cap": 30.0, "mask": True, "dropout": 0.1}),
     (operations.Linear, {"in_features": 4, "out_features": 6, "bias": True, "device": None, "dtype": None, "tensor_parallel_mode": None}),
     (operations.BasicLinear, {"in_features": 4, "out_features": 6, "device": None, "dtype": None}),
@@ -62,6 +65,11 @@ GOOD: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (ops.Add, {"bias": tensor(8)}),
     (ops.Dropout, {"p": 0.5}),
     (ops.ConstantScale, {"scale": 2.0}),
+    (
+        ops.RouteTokens,
+        {"weight": tensor(8, 4), "top_k": 4, "normalized": True, "score_function": "sigmoid", "expert_bias": tensor(8)}
+        | {"groups": 4, "top_groups": 2, "scaling_factor": 2.5},
+    ),
     (ops.DotProductAttention, {"heads": 2, "head_width": 4, "causal": True}),
     (ops.CrossAttention, {"heads": 2, "head_width": 4, "mask": True}),
     (ops.L2Normalization, {"eps": 1e-6}),

@@ -206,7 +206,7 @@ def _check_module(b: BoundOp) -> None:
     if b.module.remakes_op:
         wanted, got = "modules of fusible.pytorch", f"the operation {type(b.module).__name__}"
         raise NotServedError(expected(wanted, of=of, got=got, do="give operations their tensor_parallel_mode when they are made"))
-    for name in b.parameters:
+    for name in (name for name in b.parameters if name not in b.module._buffers):
         parameter = b.module._parameters.get(name)
         if parameter is None or isinstance(parameter, DTensor):
             got = f"{name} of {type(b.module).__name__}, which is {'a DTensor' if parameter is not None else 'computed'}"
@@ -246,6 +246,8 @@ def _writes(change: _Changes, place: _Place) -> list[Write]:
     for op, (made, bound) in change.ops.items():
         local: dict[str, Any] = {}
         for name, held in zip(op.arg_names, bound.parameters, strict=True):
+            if held in module._buffers:  # which has no gradient, and is the same in all processes
+                continue
             parts = _parts(held, made.holdings[name], place.process)
             whole = parameters.pop(held)
             new = {part.name: _laid_out(whole, part, place.mesh) for part in parts}

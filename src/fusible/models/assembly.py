@@ -65,8 +65,8 @@ class Read:
     def has(self, name: str) -> bool:
         return name in self.checkpoint
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        return self._as_asked(self._plain(name, shape))
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._as_asked(self._plain(name, shape), dtype)
 
     def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
         parts = [self._tensor(name, shape[::-1] if transposed else shape) for name, shape in zip(names, shapes, strict=True)]
@@ -79,8 +79,8 @@ class Read:
             self._copied.extend(names)
         return asked
 
-    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0) -> torch.Tensor:
-        return self._as_asked(torch.cat([self._plain(name, (size,)) for name, size in zip(names, sizes, strict=True)]))
+    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._as_asked(torch.cat([self._plain(name, (size,)) for name, size in zip(names, sizes, strict=True)]), dtype)
 
     def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
         made = torch.empty(len(names), len(names[0]) * shape[0], shape[1], dtype=self.dtype, device=self.device)
@@ -98,10 +98,10 @@ class Read:
         self._copied.clear()
         return module
 
-    def _as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _as_asked(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         if isinstance(tensor, QuantizedTensor):
             return tensor.to(self.device)
-        asked = tensor.to(self.device, self.dtype).contiguous()
+        asked = tensor.to(self.device, dtype or self.dtype).contiguous()
         return asked.clone() if self.trainable and asked is tensor else asked  # what lies in the file is not written to
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -138,14 +138,14 @@ class Seeded:
     def has(self, name: str) -> bool:
         return False
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        return self._drawn(shape)
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._drawn(shape, dtype)
 
     def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
         return [self._drawn((sum(rows for rows, _ in shapes), shapes[0][1]))]
 
-    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0) -> torch.Tensor:
-        return torch.full((sum(sizes),), initial, dtype=self.dtype, device=self.device)
+    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.full((sum(sizes),), initial, dtype=dtype or self.dtype, device=self.device)
 
     def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
         return self._drawn((len(names), len(names[0]) * shape[0], shape[1]))
@@ -153,6 +153,6 @@ class Seeded:
     def held(self, module: nn.Module) -> nn.Module:
         return module
 
-    def _drawn(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Drawn in fp32 on the CPU: the same numbers on every device, in every dtype rounded."""
-        return (torch.randn(shape, generator=self._generator) * self.deviation).to(self.device, self.dtype)
+        return (torch.randn(shape, generator=self._generator) * self.deviation).to(self.device, dtype or self.dtype)

@@ -1,4 +1,4 @@
-"""``GatedSum``: a branch that every token takes by as much as a gate says, beside another."""
+"""``GatedSum``: a branch that every token takes, by as much as a gate says or whole, beside another."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ __all__ = ["GatedSum"]
 
 
 class GatedSum(nn.Module):
-    """``y = main(x) + sigmoid(gate(x)) * shared(x)``, with ``gate(x) [*, 1]``."""
+    """``y = main(x) + sigmoid(gate(x)) * shared(x)``, with ``gate(x) [*, 1]``; without a gate ``main(x) + shared(x)``."""
 
-    def __init__(self, main: nn.Module, gate: nn.Module, shared: nn.Module) -> None:
+    def __init__(self, main: nn.Module, gate: nn.Module | None, shared: nn.Module) -> None:
         super().__init__()
         self.main, self.gate, self.shared = main, gate, shared
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.main(x) + torch.sigmoid(self.gate(x)) * self.shared(x)
+        y = self.main(x)
+        return y + (self.shared(x) if self.gate is None else torch.sigmoid(self.gate(x)) * self.shared(x))

@@ -11,6 +11,7 @@ from torch import nn
 
 from fusible import pytorch
 from fusible.models.gated_sum import GatedSum
+from fusible.models.latent_attention import MultiHeadLatentAttention
 from fusible.models.parallel_residual import ParallelResidual
 from fusible.models.side_by_side import SideBySide
 
@@ -20,6 +21,7 @@ __all__ = [
     "Blueprint",
     "Experts",
     "HeadNorm",
+    "LatentAttention",
     "Norm",
     "Parallel",
     "Part",
@@ -37,8 +39,8 @@ class Weights(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """The matrix of a name, ``[rows, columns]``; of one that is quantized the values."""
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The matrix of a name, ``[rows, columns]``; of one that is quantized the values. ``dtype``: in the place of the model's."""
         ...
 
     def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
@@ -48,8 +50,8 @@ class Weights(Protocol):
         """
         ...
 
-    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0) -> torch.Tensor:
-        """The vectors ``names``, one behind the other. ``initial``: what a new model has in them."""
+    def vector(self, names: Sequence[str], sizes: Sequence[int], initial: float = 0.0, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The vectors ``names``, one behind the other. ``initial``: what a new model has in them. ``dtype``: of ``matrix``."""
         ...
 
     def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
@@ -166,6 +168,34 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """Causal attention over latents of ``rank`` columns, from ``compress``, of which ``expand``, a norm and a product, makes keys and values
+    (``models.latent_attention``); ``query``: a norm and a product for the queries, or none. ``options``: those of ``pytorch.LatentAttention``."""
+
+    compress: Product
+    query: tuple[Part, ...]
+    expand: tuple[Norm, Product]
+    heads: int
+    rank: int
+    key_width: int
+    rope_width: int
+    value_width: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def made(self, weights: Weights) -> nn.Module:
+        compress = self.compress.made(weights)
+        query = pytorch.Sequential(*(part.made(weights) for part in self.query)) if self.query else None
+        expand = pytorch.Sequential(*(part.made(weights) for part in self.expand))
+        widths = self.heads, self.rank, self.key_width, self.rope_width, self.value_width
+        return MultiHeadLatentAttention(compress, query, expand, *widths, self.options)
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.compress.stored(module.compress)
+        yield from stored_in(self.query, module.query) if self.query else ()
+        yield from stored_in(self.expand, module.expand)
+
+
+@dataclass(frozen=True)
 class HeadNorm:
     """RMS normalization of each head of q, by the weight ``q_name``, and of k."""
 
@@ -208,6 +238,7 @@ class Experts:
     """A mixture of ``count`` experts, of which a token takes ``top_k``, weighted by the softmax of their logits; not ``normalized``, by that of all.
 
     ``up`` and ``down``: the names of the matrices that enter and leave an expert, with ``{}`` for its number; several of ``up`` are read as one.
+    ``options``: others of ``pytorch.MixtureOfExperts``, for the router; ``bias``: the name of what is added to its scores, to choose by them.
     """
 
     router: str
@@ -219,21 +250,27 @@ class Experts:
     top_k: int
     activation: str
     normalized: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    bias: str | None = None
 
     def made(self, weights: Weights) -> nn.Module:
-        options = {"activation": self.activation, "normalized": self.normalized, "param_dtype": weights.dtype, "device": "meta"}
-        module = pytorch.MixtureOfExperts(self.features, self.inner, self.count, self.top_k, **options)
+        options = {"activation": self.activation, "normalized": self.normalized, "param_dtype": weights.dtype, "device": "meta", **self.options}
+        module = pytorch.MixtureOfExperts(self.features, self.inner, self.count, self.top_k, expert_bias=self.bias is not None, **options)
         numbers = range(self.count)
         tensors = {
-            "router_weight": weights.matrix(f"{self.router}.weight", (self.count, self.features)),
+            "router_weight": weights.matrix(f"{self.router}.weight", (self.count, self.features), self.options.get("router_dtype")),
             "up_weight": weights.stack([[f"{name.format(i)}.weight" for name in self.up] for i in numbers], (self.inner, self.features)),
             "down_weight": weights.stack([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
         }
+        if self.bias is not None:
+            tensors["expert_bias"] = weights.vector([self.bias], [self.count], dtype=torch.float32)
         module.load_state_dict(tensors, assign=True)
         return module
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{self.router}.weight", module.router_weight
+        if self.bias is not None:
+            yield self.bias, module.expert_bias
         for i, (up, down) in enumerate(zip(module.up_weight, module.down_weight, strict=True)):
             yield from ((f"{name.format(i)}.weight", part) for name, part in zip(self.up, up.split(self.inner), strict=True))
             yield f"{self.down.format(i)}.weight", down
@@ -241,19 +278,21 @@ class Experts:
 
 @dataclass(frozen=True)
 class SharedExpert:
-    """``experts(x) + sigmoid(gate(x)) * shared(x)``: an expert that every token takes (Dai et al. 2024, arXiv:2401.06066), by a gate of its own."""
+    """``experts(x) + sigmoid(gate(x)) * shared(x)``: an expert that every token takes (Dai et al. 2024, arXiv:2401.06066), by a gate of its own, or
+    whole."""
 
     experts: Experts
-    gate: Product
+    gate: Product | None
     shared: tuple[Part, ...]
 
     def made(self, weights: Weights) -> nn.Module:
         shared = pytorch.Sequential(*(part.made(weights) for part in self.shared))
-        return GatedSum(self.experts.made(weights), self.gate.made(weights), shared)
+        return GatedSum(self.experts.made(weights), None if self.gate is None else self.gate.made(weights), shared)
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.experts.stored(module.main)
-        yield from self.gate.stored(module.gate)
+        if self.gate is not None:
+            yield from self.gate.stored(module.gate)
         yield from stored_in(self.shared, module.shared)
 
 

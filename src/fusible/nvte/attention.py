@@ -8,7 +8,7 @@ from typing import Any
 from fusible import tex
 from fusible.errors import ShapeError, expected
 from fusible.nvte.dtype import DType, accumulator
-from fusible.nvte.elementwise import reshape
+from fusible.nvte.elementwise import interleave, reshape
 from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
@@ -116,11 +116,12 @@ class AttentionAux:
 @dataclass(frozen=True)
 class Rotary:
     """How heads are rotated by their positions: pair i of ``width`` columns, the first of a head or all of them, by ``position * base**(-2 i / width)
-    * factors[i]``; ``factors`` is empty where each is 1."""
+    * factors[i]``; ``factors`` is empty where each is 1. Pair i is columns i and ``i + width / 2``, or, ``interleaved``, 2 i and 2 i + 1."""
 
     base: float
     width: int | None = None
     factors: tuple[float, ...] = ()
+    interleaved: bool = False
 
 
 def rope(
@@ -153,11 +154,17 @@ def _rope(
     by = rotary if isinstance(rotary, Rotary) else Rotary(rotary)
     of_angles = max(end, sequences.max_seqlen * part[1]), by.width or x.shape[-1], by.base
     # every layer rotates by the same
-    angles = current_pass().once(("rope angles", *of_angles, by.factors), lambda: tex.prim.rope_angles(*of_angles, x.data, by.factors))
+    angles = current_pass().once(("rope angles", *of_angles, by.factors, by.interleaved), lambda: _angles(x, of_angles, by))
     cu_seqlens = None if sequences.uniform else sequences.cu_seqlens.data
     folded = sequences.fold(x)
     first = starts.data if starts is not None else None
-    return sequences.unfold(Tensor(rotate(folded.data, angles, first, sequences.format, False, cu_seqlens, part[1], part[0]), x.type))
+    return sequences.unfold(Tensor(rotate(folded.data, angles, first, sequences.format, by.interleaved, cu_seqlens, part[1], part[0]), x.type))
+
+
+def _angles(x: Tensor, of: tuple[int, int, float], by: Rotary) -> Any:
+    """``[positions, 1, 1, width]``: of both columns of a pair the same, where they stand."""
+    angles = tex.prim.rope_angles(*of, x.data, by.factors)
+    return interleave(Tensor(angles, accumulator(x.type)), 1).data if by.interleaved else angles
 
 
 def attention(

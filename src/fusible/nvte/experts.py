@@ -9,25 +9,59 @@ from __future__ import annotations
 from fusible import tex
 from fusible.nvte.dtype import DType
 from fusible.nvte.tensor import Tensor
-from fusible.tex.interface.domains import Count
+from fusible.tex.interface.domains import Count, Finite
 
 __all__ = ["count_experts", "dmoe_permute", "dmoe_unpermute", "dtop_experts", "moe_permute", "moe_unpermute", "top_experts"]
 
 
-def top_experts(logits: Tensor, k: Count, normalized: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def top_experts(
+    logits: Tensor,
+    k: Count,
+    normalized: bool = True,
+    score_function: str = "softmax",
+    expert_bias: Tensor | None = None,
+    groups: Count | None = None,
+    top_groups: Count | None = None,
+    scaling_factor: Finite | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """``(probs, experts, scores)``: the ``k`` experts of largest ``logits [T, E]`` of each token, the best first, int32 ``[T, k]``, and the softmax
     over their logits, ``[T, k]`` in the type of ``logits`` (Jiang et al. 2024, arXiv:2401.04088). Not ``normalized``: theirs of the softmax over the
-    logits of all experts. ``scores``: what ``dtop_experts`` reads."""
+    logits of all experts. ``scores``: what ``dtop_experts`` reads.
+
+    ``score_function="sigmoid"``: probs are sigmoids of the logits, for ``k > 1`` and ``normalized`` divided by their sum ``+ 1e-20``; experts are
+    chosen by these plus ``expert_bias [E]`` (DeepSeek-AI 2024, arXiv:2412.19437). ``top_groups``: they are chosen among those of so many of
+    ``groups`` equal groups, whose ``k // top_groups`` best sum highest. ``scaling_factor``: what probs are multiplied by.
+    """
     chosen = tex.prim.empty((logits.shape[0], k), DType.Int32, logits.data)
-    probs, experts, scores = tex.fused_topk_with_score_function_fwd(logits.data, k, not normalized, None, None, None, "softmax", None, 0, chosen)
-    return Tensor(tex.prim.take_along(probs, experts), logits.type), Tensor(experts, DType.Int32), Tensor(scores, DType.Float32)
+    bias = None if expert_bias is None else expert_bias.data
+    probs, experts, scores = tex.fused_topk_with_score_function_fwd(
+        logits.data, k, not normalized, groups, top_groups, scaling_factor, score_function, bias, 0, chosen
+    )
+    if score_function == "sigmoid" and not normalized:  # for which tex's probs are divided by their sum
+        own = tex.prim.take_along(scores, experts)
+        found = tex.prim.scale(own, 1.0 if scaling_factor is None else scaling_factor, logits.type)
+    else:
+        found = tex.prim.take_along(probs, experts)
+    return Tensor(found, logits.type), Tensor(experts, DType.Int32), Tensor(scores, DType.Float32)
 
 
-def dtop_experts(dprobs: Tensor, experts: Tensor, scores: Tensor, normalized: bool = True) -> Tensor:
+def dtop_experts(
+    dprobs: Tensor,
+    experts: Tensor,
+    scores: Tensor,
+    normalized: bool = True,
+    score_function: str = "softmax",
+    scaling_factor: Finite | None = None,
+) -> Tensor:
     """The gradient of ``logits``, ``[T, E]`` in the type of ``dprobs [T, k]``. The choice of experts has none."""
     k, dense = experts.shape[1], tex.prim.put_along(dprobs.data, experts.data, scores.shape[1])
     dlogits = tex.prim.empty(scores.shape, dprobs.type, dprobs.data)
-    tex.fused_topk_with_score_function_bwd(experts.data, scores.data, dense, dlogits, k, not normalized, None, "softmax", use_dense_indices=True)
+    options = not normalized, scaling_factor, score_function
+    if score_function == "sigmoid" and not normalized:  # of one expert nothing is divided; dense is 0 for those that were not chosen
+        every = tex.prim.full(scores.shape, 1.0, DType.Byte, dprobs.data)
+        tex.fused_topk_with_score_function_bwd(every, scores.data, dense, dlogits, 1, *options)
+    else:
+        tex.fused_topk_with_score_function_bwd(experts.data, scores.data, dense, dlogits, k, *options, use_dense_indices=True)
     return Tensor(dlogits, dprobs.type)
 
 

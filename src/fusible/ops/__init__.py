@@ -13,6 +13,7 @@ from fusible.ops.elementary import *
 from fusible.ops.experts import *
 from fusible.ops.extra import *
 from fusible.ops.grouped_mmt import *
+from fusible.ops.latent_attention import *
 from fusible.ops.mmt import *
 from fusible.ops.normalization import *
 from fusible.ops.op import *

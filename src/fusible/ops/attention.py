@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
@@ -14,7 +15,7 @@ from fusible.ops.protocols import AttentionOperands, CachedKeys, Incremental
 from fusible.ops.sharing import Part, Parts, Process, SharesColumns
 from fusible.tex.calls.attention import alibi_slopes
 
-__all__ = ["CrossAttention", "DotProductAttention", "check_groups", "heads_side_by_side"]
+__all__ = ["AttentionBase", "CrossAttention", "DotProductAttention", "SelfAttention", "check_groups", "heads_side_by_side"]
 
 _FLOATS = frozenset((DType.Float32, DType.Float16, DType.BFloat16, DType.Float8E4M3, DType.Float8E5M2, DType.Float4E2M1))
 """The element types of keys and values that are cast to that of the queries."""
@@ -36,8 +37,8 @@ def heads_side_by_side(heads: int, groups: int, head_width: int) -> Parts:
     )
 
 
-class _Attention(Incremental, AttentionOperands, Op):
-    """Base of both: options of the scores, a mask as a side input, and dropout."""
+class AttentionBase(Incremental, AttentionOperands, Op):
+    """Base of all: options of the scores, a mask as a side input, and dropout."""
 
     heads: int
     groups: int
@@ -61,6 +62,11 @@ class _Attention(Incremental, AttentionOperands, Op):
             raise ArgumentError(expected("a probability in [0, 1)", of=f"dropout of {title}", got=scores.dropout, do="give the share to drop"))
         self.scores = scores
         self.side_names = self.side_inputs = sides
+
+    @property
+    def value_width(self) -> int:
+        """The columns of a head of v, and of y."""
+        return self.head_width
 
     @property
     def drops(self) -> bool:
@@ -100,7 +106,7 @@ class _Attention(Incremental, AttentionOperands, Op):
 
     def _side_by_side(self, parts: Sequence[nvte.Tensor], type: nvte.Type) -> nvte.Tensor:
         """The inverse of ``_split``."""
-        flat = [nvte.reshape(d, (d.shape[0], d.shape[1] * self.head_width)) for d in parts]
+        flat = [nvte.reshape(d, (d.shape[0], d.shape[1] * d.shape[2])) for d in parts]
         return nvte.cast_checked(nvte.concatenate(flat, dim=1) if len(flat) > 1 else flat[0], type)
 
     def _attended(
@@ -125,7 +131,7 @@ class _Attention(Incremental, AttentionOperands, Op):
     ) -> tuple[nvte.Tensor, nvte.Tensor, nvte.Tensor, nvte.Tensor | None]:
         """The gradients of q, k, v and the mask."""
         q, k, v, o, mask = ctx["q"], ctx["k"], ctx["v"], ctx["o"], ctx.get("mask")
-        do = nvte.reshape(nvte.cast_checked(dy, self.dy_dtype), (q.shape[0], self.heads, self.head_width))
+        do = nvte.reshape(nvte.cast_checked(dy, self.dy_dtype), (q.shape[0], self.heads, self.value_width))
         if self.do_dtype is not None:
             do, q, k, v, o = (self._wide(part) for part in (nvte.cast(do, self.do_dtype), q, k, v, o))
         aux = nvte.AttentionAux(ctx["stats"], ctx.get("rng_state"))
@@ -164,7 +170,51 @@ class _Attention(Incremental, AttentionOperands, Op):
         return "".join(f", {name}={value}" for name, value in shown.items() if value is not None)
 
 
-class DotProductAttention(SharesColumns, _Attention):
+class SelfAttention(AttentionBase):
+    """Base: q, k and v are of the same tokens, and what comes before these may be in a cache."""
+
+    @abstractmethod
+    def _operands(self, x: nvte.Tensor, sequences: nvte.Sequences, starts: nvte.Tensor | None = None, end: int = 0) -> Iterable[nvte.Tensor]:
+        """q, k and v, ``[tokens, heads or groups, width]``, rotated by their positions. ``starts``, ``end``: of ``nvte.rope``."""
+
+    @abstractmethod
+    def _gradient(self, dq: nvte.Tensor, dk: nvte.Tensor, dv: nvte.Tensor, sequences: nvte.Sequences) -> nvte.Tensor:
+        """dx, of the gradients of what ``_operands`` gives."""
+
+    def _appended(self, cache: nvte.KVCache, k: nvte.Tensor, v: nvte.Tensor, sequences: nvte.Sequences) -> nvte.KVCache:
+        """The cache with the new tokens."""
+        return nvte.append_kv(cache, k, v, sequences)
+
+    def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+        return self._attend(x, sequences, True, sides)
+
+    @property
+    def cached(self) -> CachedKeys | None:
+        kept = self.x_dtype if self.qkv_dtype is None else self.activation
+        return CachedKeys(self.groups, self.head_width, kept) if self.causal and "mask" not in self.side_names else None
+
+    def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> nvte.Tensor:
+        cache = nvte.current_pass().caches.get(self.position)
+        if cache is None:
+            return self._attend(x, sequences, False, sides)[0]
+        q, k, v = self._operands(x, sequences, cache.starts, cache.capacity)
+        if self.qkv_dtype is not None:
+            q, k, v = (nvte.cast_checked(self._wide(self._quantized(part)), self.activation) for part in (q, k, v))
+        cache = self._appended(cache, k, v, sequences)
+        o = nvte.attention_cached(q, cache, sequences, self.scale, self.window_size, self.options, sides.get("seed"))
+        return self._side_by_side([o], self.y_dtype)
+
+    def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool, sides: Mapping[str, nvte.Tensor]) -> tuple[nvte.Tensor, Context]:
+        q, k, v = self._operands(x, sequences)
+        return self._attended((q, k, v), sequences, sequences, is_training, sides)
+
+    def backward(self, ctx: Context, dy: nvte.Tensor, *, sequences: nvte.Sequences, seed: nvte.Tensor | None = None) -> Any:
+        dq, dk, dv, dmask = self._gradients(ctx, dy, sequences, sequences, seed)
+        dx = self._gradient(dq, dk, dv, sequences)
+        return (dx, [], self._side_grads(mask=dmask)) if self.side_inputs else (dx, [])
+
+
+class DotProductAttention(SharesColumns, SelfAttention):
     """``softmax(scale * q k^T) v`` within each sequence (Vaswani et al. 2017, arXiv:1706.03762).
 
     ``x [tokens, (heads + 2 groups) * width]`` is q, k and v side by side, head after head; ``y [tokens, heads * width]``. ``heads / groups`` query
@@ -208,43 +258,20 @@ class DotProductAttention(SharesColumns, _Attention):
         self.causal = causal
         self.window_size = (window_size[0], window_size[1])
 
-    def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
-        return self._attend(x, sequences, True, sides)
-
-    @property
-    def cached(self) -> CachedKeys | None:
-        kept = self.x_dtype if self.qkv_dtype is None else self.activation
-        return CachedKeys(self.groups, self.head_width, kept) if self.causal and "mask" not in self.side_names else None
-
-    def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> nvte.Tensor:
-        cache = nvte.current_pass().caches.get(self.position)
-        if cache is None:
-            return self._attend(x, sequences, False, sides)[0]
-        q, k, v = self._heads(x)
-        if self.rotary is not None:
-            q, k = (nvte.rope(heads, sequences, self.rotary, cache.starts, cache.capacity) for heads in (q, k))
-        if self.qkv_dtype is not None:
-            q, k, v = (nvte.cast_checked(self._wide(self._quantized(part)), self.activation) for part in (q, k, v))
-        cache = nvte.append_kv(cache, k, v, sequences)
-        o = nvte.attention_cached(q, cache, sequences, self.scale, self.window_size, self.options, sides.get("seed"))
-        return self._side_by_side([o], self.y_dtype)
-
     def _heads(self, x: nvte.Tensor) -> Iterator[nvte.Tensor]:
         """q, k and v: ``[tokens, heads or groups, width]``."""
         return self._split(nvte.cast_checked(x, self.x_dtype), (self.heads, self.groups, self.groups))
 
-    def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool, sides: Mapping[str, nvte.Tensor]) -> tuple[nvte.Tensor, Context]:
+    def _operands(self, x: nvte.Tensor, sequences: nvte.Sequences, starts: nvte.Tensor | None = None, end: int = 0) -> Iterable[nvte.Tensor]:
         q, k, v = self._heads(x)
         if self.rotary is not None:
-            q, k = nvte.rope(q, sequences, self.rotary), nvte.rope(k, sequences, self.rotary)
-        return self._attended((q, k, v), sequences, sequences, is_training, sides)
+            q, k = (nvte.rope(heads, sequences, self.rotary, starts, end) for heads in (q, k))
+        return q, k, v
 
-    def backward(self, ctx: Context, dy: nvte.Tensor, *, sequences: nvte.Sequences, seed: nvte.Tensor | None = None) -> Any:
-        dq, dk, dv, dmask = self._gradients(ctx, dy, sequences, sequences, seed)
+    def _gradient(self, dq: nvte.Tensor, dk: nvte.Tensor, dv: nvte.Tensor, sequences: nvte.Sequences) -> nvte.Tensor:
         if self.rotary is not None:
             dq, dk = nvte.drope(dq, sequences, self.rotary), nvte.drope(dk, sequences, self.rotary)
-        dx = self._side_by_side([dq, dk, dv], self.dx_dtype)
-        return (dx, [], self._side_grads(mask=dmask)) if self.side_inputs else (dx, [])
+        return self._side_by_side([dq, dk, dv], self.dx_dtype)
 
     def parts_of_x(self, y: Parts) -> Parts | None:
         """None with a mask, which the caller may give for each head."""
@@ -269,7 +296,7 @@ class DotProductAttention(SharesColumns, _Attention):
         return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}, causal={self.causal}{rope}{self._shown()}"
 
 
-class CrossAttention(_Attention):
+class CrossAttention(AttentionBase):
     """``softmax(scale * q k^T) v`` of queries over keys and values that come from elsewhere, each sequence of queries over its own.
 
     ``x [tokens, heads * width]``, the queries' heads side by side. The side input ``[sequences, keys, 2 * groups * width]`` is k and v side by side,

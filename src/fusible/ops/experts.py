@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 from fusible import nvte
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, check_number, expected
 from fusible.nvte import DType
 from fusible.ops.messages import Communicates, Message
 from fusible.ops.op import Context, Op, OpTypes, check_width
@@ -20,16 +20,21 @@ from fusible.ops.sharing import Process
 __all__ = ["CombineTokens", "DispatchTokens", "ReceiveTokens", "RouteTokens", "SendTokens"]
 
 _COUNT_BYTES = 8
+_SCORES = ("softmax", "sigmoid")
 
 Sides = dict[str, nvte.Tensor | None]
 
 
 class RouteTokens(Op):
     """``y = x``; beside it ``experts``, int32 ``[tokens, top_k]``, those of the largest logits ``x @ weight.T``, and ``probs``, fp32, the softmax
-    over these; not ``normalized``, that over all logits. ``weight [experts, K]``; the product is in the type of x with a result in fp32, and no
-    recipe quantizes it.
+    over these; not ``normalized``, that over all logits. ``weight [experts, K]``; the product is in the type of x, or in fp32 where ``weight_dtype``
+    says so, with a result in fp32, and no recipe quantizes it.
 
-    ``dx = dy`` + the gradient by way of ``probs``.
+    ``score_function="sigmoid"``: experts are chosen by ``sigmoid(logits) + expert_bias``, with ``expert_bias [experts]`` or none, and ``probs`` are
+    the sigmoids, ``normalized`` to a sum of 1 (DeepSeek-AI 2024, arXiv:2412.19437). ``top_groups``: they are of that many of ``groups`` equal
+    groups, those whose ``top_k // top_groups`` best sum highest. ``scaling_factor``: what ``probs`` are multiplied by.
+
+    ``dx = dy`` + the gradient by way of ``probs``. The bias, which only chooses, has none: 0.
     """
 
     rows_alone = True
@@ -38,26 +43,77 @@ class RouteTokens(Op):
     dy_dtype = DType.BFloat16
     weight_dtype = DType.BFloat16
     dweight_dtype = DType.Float32
+    expert_bias_dtype = DType.Float32
+    dexpert_bias_dtype = DType.Float32
 
-    def __init__(self, weight: nvte.Tensor, top_k: int, normalized: bool = True, **types: Unpack[OpTypes]) -> None:
+    def __init__(
+        self,
+        weight: nvte.Tensor,
+        top_k: int,
+        normalized: bool = True,
+        *,
+        score_function: str = "softmax",
+        expert_bias: nvte.Tensor | None = None,
+        groups: int | None = None,
+        top_groups: int | None = None,
+        scaling_factor: float | None = None,
+        **types: Unpack[OpTypes],
+    ) -> None:
         super().__init__(**types)
         count = weight.shape[0]
         if not 1 <= top_k <= count:
             raise ArgumentError(expected(f"from 1 to {count}, the experts", of="top_k of RouteTokens", got=top_k, do="choose another"))
         self.weight, self.top_k, self.normalized = weight, top_k, normalized
+        self.score_function, self.expert_bias, self.scaling_factor = score_function, expert_bias, scaling_factor
+        self.groups, self.top_groups = groups, top_groups
+        self._check_scores(count)
+        self._check_groups(count)
+
+    def _check_scores(self, count: int) -> None:
+        """Raise for scores that are none of ours, or that would have no gradient, and for a bias that belongs to others."""
+        if self.score_function not in _SCORES:
+            do = "name one of these"
+            raise ArgumentError(expected(" or ".join(_SCORES), of="score_function of RouteTokens", got=repr(self.score_function), do=do))
+        if self.score_function == "sigmoid" and self.normalized and self.top_k == 1:
+            do = "pass normalized=False, or choose more experts"
+            raise ArgumentError(expected("at least 2 with normalized sigmoids", of="top_k of RouteTokens", got=1, do=do))
+        if self.expert_bias is not None and (self.score_function == "softmax" or tuple(self.expert_bias.shape) != (count,)):
+            got = "softmax" if self.score_function == "softmax" else list(self.expert_bias.shape)
+            wanted, do = f"score_function='sigmoid', and [{count}]", "leave it out, or give one number for each expert"
+            raise ArgumentError(expected(wanted, of="expert_bias of RouteTokens", got=got, do=do))
+        if self.scaling_factor is not None:
+            check_number(self.scaling_factor, "scaling_factor of RouteTokens")
+
+    def _check_groups(self, count: int) -> None:
+        """Raise ``ArgumentError`` for groups that the experts do not make up, or of which so many cannot be chosen."""
+        groups, chosen = self.groups, self.top_groups
+        if groups is None and chosen is None:
+            return
+        if not (
+            groups and chosen and 1 <= chosen <= groups and count % groups == self.top_k % chosen == 0 and self.top_k // chosen <= count // groups
+        ):
+            wanted = f"groups that divide the {count} experts, and a number of them that divides top_k {self.top_k} into no more than a group has"
+            do = "change groups or top_groups, or leave both out"
+            raise ArgumentError(expected(wanted, of="groups and top_groups of RouteTokens", got=f"{groups} and {chosen}", do=do))
 
     @property
     def args(self) -> list[nvte.Tensor]:
-        return [self.weight]
+        return [self.weight] if self.expert_bias is None else [self.weight, self.expert_bias]
 
     @property
     def arg_names(self) -> tuple[str, ...]:
-        return ("weight",)
+        return ("weight",) if self.expert_bias is None else ("weight", "expert_bias")
 
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context, dict[str, nvte.Tensor]]:
         x, weight = nvte.cast_checked(x, self.x_dtype), nvte.cast_checked(self.weight, self.weight_dtype)
-        probs, experts, scores = nvte.top_experts(nvte.matmul_transpose(x, weight, DType.Float32), self.top_k, self.normalized)
+        bias = None if self.expert_bias is None else nvte.cast_checked(self.expert_bias, self.expert_bias_dtype)
+        how = self.normalized, self.score_function, bias, self.groups, self.top_groups, self.scaling_factor
+        probs, experts, scores = nvte.top_experts(nvte.matmul_transpose(self._operand(x), weight, DType.Float32), self.top_k, *how)
         return nvte.cast_checked(x, self.y_dtype), self.context(x, weight, experts, scores), {"experts": experts, "probs": probs}
+
+    def _operand(self, x: nvte.Tensor) -> nvte.Tensor:
+        """x as the router's product reads it: in the type of the weight."""
+        return nvte.cast_checked(x, self.weight_dtype)
 
     def context(self, x: nvte.Tensor, weight: nvte.Tensor, experts: nvte.Tensor, scores: nvte.Tensor) -> Context:
         return {"x": x, "weight": weight, "experts": experts, "scores": scores}
@@ -65,18 +121,27 @@ class RouteTokens(Op):
     def backward(self, ctx: Context, dy: nvte.Tensor, *, experts: None, probs: nvte.Tensor | None) -> tuple[nvte.Tensor | None, list[Any]]:
         dx = nvte.cast_checked(dy, self.dx_dtype)
         if probs is None:
-            return dx, [nvte.zeros(self.weight.shape, self.dweight_dtype, dy) if self.wants("weight") else None]
-        dlogits = nvte.cast_checked(nvte.dtop_experts(probs, ctx["experts"], ctx["scores"], self.normalized), self.activation)
+            return dx, self._grads(nvte.zeros(self.weight.shape, self.dweight_dtype, dy) if self.wants("weight") else None, dy)
+        dscores = nvte.dtop_experts(probs, ctx["experts"], ctx["scores"], self.normalized, self.score_function, self.scaling_factor)
+        dlogits = nvte.cast_checked(dscores, ctx["weight"].type)
         if self.wants("x"):
             dx = nvte.matmul_add(dlogits, ctx["weight"], dx, nvte.element(self.dx_dtype))
-        return dx, [nvte.transpose_matmul(dlogits, ctx["x"], self.dweight_dtype) if self.wants("weight") else None]
+        return dx, self._grads(nvte.transpose_matmul(dlogits, self._operand(ctx["x"]), self.dweight_dtype) if self.wants("weight") else None, dy)
+
+    def _grads(self, dweight: nvte.Tensor | None, like: nvte.Tensor) -> list[nvte.Tensor | None]:
+        if self.expert_bias is None:
+            return [dweight]
+        return [dweight, nvte.zeros(self.expert_bias.shape, self.dexpert_bias_dtype, like) if self.wants("expert_bias") else None]
 
     def width(self, width: int | None) -> int | None:
         check_width(self, self.weight.shape[1], width)
         return width
 
     def extra_repr(self) -> str:
-        return f"{self.top_k} of {self.weight.shape[0]} experts" + ("" if self.normalized else ", normalized=False")
+        shown = {name: getattr(self, name) for name in ("groups", "top_groups", "scaling_factor") if getattr(self, name) is not None}
+        shown = {**({} if self.score_function == "softmax" else {"score_function": self.score_function}), **shown}
+        options = "".join(f", {name}={value!r}" for name, value in shown.items())
+        return f"{self.top_k} of {self.weight.shape[0]} experts" + ("" if self.normalized else ", normalized=False") + options
 
 
 class DispatchTokens(Op):

@@ -23,11 +23,13 @@ class OpaqueCode:
 
 
 class CachedKeys(NamedTuple):
-    """What an op keeps of each token of a sequence: keys and values of ``groups`` heads of ``width`` columns, in ``type``."""
+    """What an op keeps of each token of a sequence: keys and values of ``groups`` heads of ``width`` columns, in ``type``; values of ``value_width``,
+    where that is another, 0 where they are found in the keys."""
 
     groups: int
     width: int
     type: nvte.Type | None
+    value_width: int | None = None
 
 
 class Incremental:

@@ -390,6 +390,68 @@ def _enter_attention(
     )
 
 
+def _latent(
+    x: Tensor,
+    parameters: Params,
+    lengths: Sequence[int],
+    *,
+    heads: int,
+    key_width: int,
+    rope_width: int,
+    value_width: int | None = None,
+    groups: int | None = None,
+    causal: bool = True,
+    rope_base: float = 10000.0,
+    rope_factors: Sequence[float] | None = None,
+    rope_interleaved: bool = False,
+    rope_scale: float = 1.0,
+) -> Tensor:
+    groups = heads if groups is None else groups
+    own, results = key_width if value_width is None else value_width, [x[:0, :1].expand(-1, heads * (value_width or key_width))]
+    factors = torch.tensor(rope_factors or [1.0] * (rope_width // 2), dtype=x.dtype)
+
+    def rotated(z: Tensor) -> Tensor:
+        turns = rope_base ** (-torch.arange(0, rope_width, 2, dtype=x.dtype) / rope_width) * factors
+        angles = (torch.arange(len(z), dtype=x.dtype)[:, None] * turns)[:, None]
+        a, b = (z[..., 0::2], z[..., 1::2]) if rope_interleaved else z.chunk(2, dim=-1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1) * rope_scale
+
+    for part in x.split(list(lengths)):
+        q, of_all, kv = part.split([heads * (key_width + rope_width), rope_width, groups * (key_width + (value_width or 0))], dim=-1)
+        q, kv = q.unflatten(1, (heads, -1)), kv.unflatten(1, (groups, -1))
+        plain, v = (kv, kv) if value_width is None else kv.split([key_width, own], dim=-1)
+        k = torch.cat([plain, rotated(of_all[:, None]).expand(-1, groups, -1)], dim=-1)
+        q = torch.cat([q[..., :key_width], rotated(q[..., key_width:])], dim=-1)
+        k, v = (t.repeat_interleave(heads // groups, dim=1) for t in (k, v))
+        scores = torch.einsum("ihd,jhd->hij", q, k) * (key_width + rope_width) ** -0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(len(part), len(part), dtype=torch.bool).triu(1), -torch.inf)
+        results.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1))
+    return torch.cat(results)
+
+
+def _enter_latent(name: str, roundings: int, heads: int, key_width: int, rope_width: int, **options: Any) -> None:
+    groups, own = options.get("groups") or heads, options.get("value_width") or 0
+    enter(
+        Record(
+            name,
+            lambda p, w: [ops.LatentAttention(heads, key_width, rope_width, **options)],
+            lambda w, d: modules.LatentAttention(heads, key_width, rope_width, **options),
+            partial(_latent, heads=heads, key_width=key_width, rope_width=rope_width, **options),
+            width=heads * (key_width + rope_width) + rope_width + groups * (key_width + own),
+            length=16,
+            roundings=roundings,
+            sequences=True,
+        ),
+        ops.LatentAttention if name == "latent" else None,
+    )
+
+
+_enter_latent("latent", 3, 3, 4, 2, value_width=5)
+_enter_latent("latent-pairs", 3, 4, 3, 4, value_width=2, groups=2, rope_interleaved=True, rope_factors=(1.0, 0.25), rope_base=100.0)
+_enter_latent("latent-in_keys", 4, 4, 6, 2, groups=1, rope_interleaved=True)
+_enter_latent("latent-in_keys_all", 4, 2, 4, 4, groups=2, causal=False)
+_enter_latent("latent-scaled", 4, 2, 4, 4, value_width=4, rope_scale=1.25)
 _enter_attention("attention", 3, 3, 4, True, None, 2)
 _enter_attention("attention-all", 2, 2, 5, False, None, 2)
 _enter_attention("attention-grouped", 4, 2, 3, True, None, 2)

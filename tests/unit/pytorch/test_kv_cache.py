@@ -20,6 +20,7 @@ from fusible.pytorch import (
     Float8CurrentScaling,
     GroupedQuerySelfAttention,
     KVCache,
+    LatentAttention,
     LayerNorm,
     Linear,
     MultiHeadedSelfAttention,
@@ -92,6 +93,26 @@ def test_sequences_in_steps_are_the_sequences_at_once(dtype: torch.dtype, pages:
     # A norm comes last, so values are of order 1; each of the eight layers before it rounds its result, and its terms, once more.
     for got, expected in zip(stepwise, whole, strict=True):
         assert (got - expected).abs().max().item() <= 32 * DTYPE_EPS[dtype]
+
+
+@pytest.mark.parametrize("executor", ["eager", "xla"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{"value_width": 4, "rope_scale": 1.5}, {"groups": 1, "rope_interleaved": True}], ids=["values", "latents"])
+def test_heads_with_a_rotated_key_for_all_go_on_in_steps(options: dict[str, Any], dtype: torch.dtype, executor: str) -> None:
+    """Where the values are found in the keys, a cache keeps the keys alone."""
+    torch.manual_seed(0)
+    attention = LatentAttention(HEADS, 6, 4, **options)
+    groups, own = options.get("groups", HEADS), options.get("value_width", 0)
+    columns = HEADS * 10 + 4 + groups * (6 + own)
+    model = Sequential(LayerNorm(H), Linear(H, columns), attention, Linear(HEADS * (own or 6), H), LayerNorm(H)).to(dtype).compile(executor)
+    sequences = [tokens(n, dtype, seed) for seed, n in enumerate(TOTALS)]
+    cache = KVCache(3, 20, page_size=4, dtype=dtype)
+    stepwise = in_steps(model, sequences, STEPS, cache)
+    with torch.no_grad():
+        whole = [model(sequence) for sequence in sequences]
+    for got, expected in zip(stepwise, whole, strict=True):
+        assert (got - expected).abs().max().item() <= 32 * DTYPE_EPS[dtype]
+    assert cache.nbytes == 3 * 20 * groups * (10 + own) * dtype.itemsize
 
 
 @pytest.mark.parametrize("recipe", [DelayedScaling(), Float8CurrentScaling()], ids=lambda r: type(r).__name__)

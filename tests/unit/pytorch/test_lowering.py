@@ -46,6 +46,12 @@ def _attention(**options: object) -> fusible.DotProductAttention:
     return fusible.DotProductAttention(HEADS, WIDTH, **options)
 
 
+def _latent(key_width: int, rope_width: int, **options: Any) -> fusible.Sequential:
+    attention = fusible.LatentAttention(HEADS, key_width, rope_width, **options)
+    own = attention.groups * (key_width + (attention.value_width or 0))
+    return fusible.Sequential(fusible.Linear(3 * HIDDEN, HEADS * (key_width + rope_width) + rope_width + own), attention)
+
+
 def _seen() -> torch.Tensor:
     seen = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)
     seen[..., 1:, 0] = False
@@ -66,8 +72,12 @@ ATTENTION: dict[str, Callable[[], nn.Module]] = {
     "alibi_full": lambda: _attention(causal=False, alibi=(0.5, 0.25, 0.125, 0.0625)),
     "mask": lambda: Masked(_seen()),
     "mask_of_numbers": lambda: Masked(torch.randn(1, HEADS, TOKENS, TOKENS), soft_cap=3.0),
+    "latents": lambda: _latent(WIDTH, 4, groups=1, rope_interleaved=True),
+    "rotated_key_of_all": lambda: _latent(7, 6, value_width=9, groups=2, rope_factors=(1.0, 0.5, 0.1), rope_scale=1.25),
+    "rotated_key_of_all_full": lambda: _latent(WIDTH, 4, value_width=8, groups=2, causal=False),
     "normed": lambda: fusible.Sequential(fusible.QKNorm(HEADS, WIDTH, zero_centered_gamma=True), _attention(rope_base=100.0)),
 }
+_GROUPS: dict[str, Any] = {"expert_bias": True, "groups": 4, "top_groups": 2, "scaling_factor": 2.5}
 OTHERS: dict[str, Any] = {
     **{row.title: getattr(fusible, row.title, None) or getattr(operations, row.nvidias_title) for row in ACTIVATIONS},
     "interleaved": lambda: operations.SwiGLU(glu_interleave_size=8),
@@ -79,6 +89,9 @@ OTHERS: dict[str, Any] = {
     "residual": lambda: fusible.Residual(fusible.LayerNorm(3 * HIDDEN), fusible.Residual(fusible.Linear(3 * HIDDEN, 3 * HIDDEN))),
     "experts": lambda: fusible.Residual(fusible.MixtureOfExperts(3 * HIDDEN, 32, experts=4, top_k=2)),
     "experts_of_all": lambda: fusible.MixtureOfExperts(3 * HIDDEN, 32, experts=4, top_k=3, normalized=False, activation="geglu"),
+    "experts_by_sigmoids": lambda: fusible.MixtureOfExperts(3 * HIDDEN, 32, 8, 4, score_function="sigmoid", **_GROUPS),
+    "experts_in_groups": lambda: fusible.MixtureOfExperts(3 * HIDDEN, 32, 8, 2, groups=4, top_groups=2, router_dtype=torch.float32),
+    "sigmoids_of_experts": lambda: fusible.MixtureOfExperts(3 * HIDDEN, 32, 4, 1, score_function="sigmoid", normalized=False),
 }
 
 
@@ -87,8 +100,8 @@ OTHERS: dict[str, Any] = {
 def test_a_program_computes_what_kernels_compute(made: dict[str, Callable[[], nn.Module]], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model, x = Each(**{name: make() for name, make in made.items()}).eval(), torch.randn(*shape, 3 * HIDDEN)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
+    for tensor in (*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())):
+        tensor.data += 0.1 * torch.randn_like(tensor)
     with torch.no_grad():
         want, found = model(x), torch.export.export(model, (x,)).module()(x)
     for name, y in want.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,9 +27,29 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def experts(top_k: int = 2, activation: str = "swiglu", dtype: torch.dtype | None = None, normalized: bool = True) -> fusible.MixtureOfExperts:
+ROUTERS: dict[str, dict[str, Any]] = {
+    "sigmoid": {"top_k": 3},
+    "not normalized": {"top_k": 3, "normalized": False, "scaling_factor": 2.5},
+    "one of them": {"top_k": 1, "normalized": False},
+    "bias": {"top_k": 3, "expert_bias": True},
+    "groups": {"top_k": 4, "groups": 4, "top_groups": 2, "expert_bias": True, "scaling_factor": 2.5},
+    "three groups": {"top_k": 3, "groups": 4, "top_groups": 3},
+    "softmax in groups": {"top_k": 4, "groups": 4, "top_groups": 2, "score_function": "softmax", "scaling_factor": 0.5},
+    "softmax over all in groups": {"top_k": 2, "groups": 2, "top_groups": 1, "score_function": "softmax", "normalized": False},
+}
+
+
+def experts(top_k: int = 2, activation: str = "swiglu", dtype: torch.dtype | None = None, count: int = EXPERTS, **options: Any) -> Any:
     torch.manual_seed(0)
-    return fusible.MixtureOfExperts(FEATURES, INNER, EXPERTS, top_k, activation=activation, normalized=normalized, param_dtype=dtype)
+    return fusible.MixtureOfExperts(FEATURES, INNER, count, top_k, activation=activation, param_dtype=dtype, **options)
+
+
+def routed(dtype: torch.dtype | None = None, **options: Any) -> Any:
+    """Eight experts, chosen by sigmoids unless the options say otherwise."""
+    module = experts(dtype=dtype, count=8, **{"score_function": "sigmoid", **options})
+    for buffer in module.buffers():
+        buffer.copy_(torch.linspace(-0.3, 0.3, 8))
+    return module
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -39,13 +60,30 @@ def reference(module: fusible.MixtureOfExperts, x: Tensor, dy: Tensor) -> dict[s
     """Every expert of every token in float64, of which those are added that the token goes to."""
     x = x.detach().double().requires_grad_()
     router, up, down = (p.detach().double().requires_grad_() for p in module.parameters())
-    logits, chosen = (x @ router.T).topk(module.top_k, -1)
-    probs = logits.softmax(-1) if module.normalized else (x @ router.T).softmax(-1).gather(-1, chosen)
+    probs, chosen = choice(module._ops[0], x @ router.T)
     each = torch.einsum("...eh,enh->...en", ACTIVATIONS[module.activation](torch.einsum("...h,enh->...en", x, up)), down)
     y = (probs[..., None] * each.gather(-2, chosen[..., None].expand(*chosen.shape, FEATURES))).sum(-2)
     y.backward(dy.double())
     grads = {"x": x.grad, "router_weight": router.grad, "up_weight": up.grad, "down_weight": down.grad}
     return {"y": y.detach(), **{name: grad for name, grad in grads.items() if grad is not None}}
+
+
+def choice(by: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The probabilities of each token's experts, and which these are, one token after another."""
+    scores = logits.sigmoid() if by.score_function == "sigmoid" else logits if by.normalized else logits.softmax(-1)
+    biased = scores.detach() + (0 if by.expert_bias is None else by.expert_bias.data.double())
+    chosen = torch.empty(*logits.shape[:-1], by.top_k, dtype=torch.int64)
+    for row, place in zip(biased.view(-1, biased.shape[-1]), chosen.view(-1, by.top_k), strict=True):
+        allowed = torch.arange(len(row))
+        if by.groups:
+            of_group = row.view(by.groups, -1).sort(descending=True).values[:, : by.top_k // by.top_groups].sum(1)
+            best = of_group.argsort(descending=True)[: by.top_groups]
+            allowed = allowed[torch.isin(allowed // (len(row) // by.groups), best)]
+        place.copy_(allowed[row[allowed].argsort(descending=True)[: by.top_k]])
+    probs = scores.gather(-1, chosen)
+    if by.normalized:
+        probs = probs / probs.sum(-1, keepdim=True) if by.score_function == "sigmoid" else probs.softmax(-1)
+    return probs * (by.scaling_factor or 1.0), chosen
 
 
 def found(module: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
@@ -86,6 +124,78 @@ def test_probabilities_of_all_experts_need_not_add_up_to_1(top_k: int) -> None:
     ours, wanted = found(module, x, dy), reference(module, x, dy)
     assert ours["router_weight"].any()
     assert apart(ours, wanted) < 16 * 2.0**-24 * 64**0.5
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_other_routers_choose_and_weigh_as_their_options_say(router: str) -> None:
+    module, dy = routed(**ROUTERS[router]), drawn(9, 40)
+    for seed in range(3):
+        ours, wanted = found(module, drawn(seed, 40), dy), reference(module, drawn(seed, 40), dy)
+        assert ours["router_weight"].any()
+        assert apart(ours, wanted) < 16 * 2.0**-24 * 64**0.5
+
+
+def test_a_bias_of_experts_chooses_and_weighs_nothing() -> None:
+    """It is no parameter, is saved, and what is written to it counts from the next call on."""
+    module, x = routed(top_k=2, expert_bias=True), drawn(0, 40)
+    assert [name for name, _ in module.named_buffers()] == ["expert_bias"] and module.expert_bias.dtype is torch.float32
+    assert "expert_bias" in module.state_dict() and "expert_bias" not in dict(module.named_parameters())
+    before = module(x)
+    module.expert_bias.add_(3.0)
+    assert torch.equal(module(x), before)
+    module.expert_bias[5] += 10.0
+    assert not torch.equal(module(x), before)
+    assert apart({"y": module(x).detach()}, {"y": reference(module, x, drawn(9, 40))["y"].float()}) < 2.0**-18
+    copied = copy.deepcopy(module)
+    copied.expert_bias.zero_()
+    assert not torch.equal(copied(x), module(x))
+    copied.load_state_dict(module.state_dict())
+    assert torch.equal(copied(x), module(x))
+
+
+def test_a_router_in_fp32_chooses_among_logits_that_bf16_cannot_tell_apart() -> None:
+    """Two experts' rows differ by less than bf16 has, which a router in fp32 sees."""
+    module = routed(torch.bfloat16, top_k=2, router_dtype=torch.float32)
+    assert [p.dtype for p in module.parameters()] == [torch.float32, torch.bfloat16, torch.bfloat16]
+    with torch.no_grad():
+        module.router_weight[:] = module.router_weight[0] * (1 + 2.0**-14 * torch.arange(8)[:, None])
+    x = drawn(0, 40).to(torch.bfloat16)
+    logits = x.double() @ module.router_weight.detach().double().T
+    _, _, sides = module._ops[0].with_(x_dtype=None, y_dtype=fusible.nvte.DType.BFloat16).forward(fusible.nvte.make_nvte_tensor(x))
+    wanted = logits.topk(2, -1).indices
+    assert (sides["experts"].data.long() == wanted).float().mean() > 0.95 and wanted.unique().numel() > 2
+    ours = found(module, x, drawn(9, 40).to(torch.bfloat16))
+    assert ours["y"].dtype is torch.bfloat16 and ours["router_weight"].dtype is torch.float32
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_router_of_sigmoids_is_not_quantized(recipe: str) -> None:
+    module, x, dy = routed(**ROUTERS["groups"]), drawn(0, 64), drawn(9, 64)
+    with fusible.autocast(recipe=RECIPES[recipe]):
+        for _ in range(2):
+            ours = found(module, x, dy)
+    wanted = reference(module, x, dy)
+    assert apart({"y": ours["y"]}, {"y": wanted["y"]}) < 3 * 2.0**-4 and apart(ours, wanted) < 6 * 2.0**-4
+
+
+WRONG_ROUTERS = [
+    ({"score_function": "tanh"}, "score_function of RouteTokens: expected softmax or sigmoid, got 'tanh'; name one of these"),
+    ({"top_k": 1}, "top_k of RouteTokens: expected at least 2 with normalized sigmoids, got 1; pass normalized=False"),
+    ({"score_function": "softmax", "expert_bias": True}, r"expert_bias of RouteTokens: expected score_function='sigmoid', and \[8\], got softmax"),
+    ({"groups": 4}, "groups and top_groups of RouteTokens: expected groups that divide the 8 experts, .*, got 4 and None"),
+    ({"groups": 3, "top_groups": 1}, "groups and top_groups of RouteTokens: expected groups .*, got 3 and 1; change"),
+    ({"groups": 4, "top_groups": 3}, "a number of them that divides top_k 2 into no more than a group has, got 4 and 3"),
+    ({"groups": 8, "top_groups": 1}, "that divides top_k 2 into no more than a group has, got 8 and 1"),
+    ({"scaling_factor": float("nan")}, "scaling_factor of RouteTokens: expected .*, got nan"),
+    ({"router_dtype": torch.float16}, "router_dtype of MixtureOfExperts: expected torch.float32 or None, got torch.float16"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_ROUTERS)
+def test_a_router_that_cannot_be_is_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message) as caught:
+        routed(**options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

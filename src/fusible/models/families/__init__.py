@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusible.models.families import deepseek as _deepseek
 from fusible.models.families import gemma as _gemma
 from fusible.models.families import gpt2 as _gpt2
 from fusible.models.families import llama as _llama

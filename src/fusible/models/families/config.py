@@ -28,11 +28,11 @@ class Config:
         """Whether there is an entry other than null."""
         return self.entries.get(name) is not None
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """An integer of at least 1."""
+    def size(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """An integer of at least ``least``."""
         value = self._entry(name, default)
-        if type(value) is not int or value < 1:
-            raise CheckpointError(expected("an integer of at least 1", of=self._of(name), got=repr(value), do="give the model's"))
+        if type(value) is not int or value < least:
+            raise CheckpointError(expected(f"an integer of at least {least}", of=self._of(name), got=repr(value), do="give the model's"))
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -8,7 +8,7 @@ from fusible.models.families.llama import with_windows_of_qwen
 from fusible.models.families.registry import family
 from fusible.models.parts import Activation, Blueprint, Experts, Part, Product, SharedExpert
 
-__all__ = ["mixtral", "qwen2_moe", "qwen3_moe"]
+__all__ = ["gate_name", "mixtral", "qwen2_moe", "qwen3_moe"]
 
 _GATES = {"silu": "swiglu", "swish": "swiglu", "gelu": "erf_geglu", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu"}
 
@@ -75,7 +75,13 @@ def _qwen_experts(of: Decoder, mixture: str) -> Experts:
 
 
 def _experts(of: Decoder, router: str, up: tuple[str, ...], down: str, inner: int, count: int, normalized: bool = True) -> Experts:
-    act = of.config.text("hidden_act", "silu")
+    top_k = of.config.size("num_experts_per_tok", 2)
+    return Experts(router, up, down, of.hidden, inner, count, top_k, gate_name(of.config), normalized)
+
+
+def gate_name(config: Config) -> str:
+    """The gate of experts, as ``pytorch.MixtureOfExperts`` calls it."""
+    act = config.text("hidden_act", "silu")
     if act not in _GATES:
-        raise of.config.refuse("hidden_act", f"one of {', '.join(_GATES)}")
-    return Experts(router, up, down, of.hidden, inner, count, of.config.size("num_experts_per_tok", 2), _GATES[act], normalized)
+        raise config.refuse("hidden_act", f"one of {', '.join(_GATES)}")
+    return _GATES[act]

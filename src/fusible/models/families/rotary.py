@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusible.models.families.config import Config
 
-__all__ = ["rotary_options"]
+__all__ = ["Rotation", "rotary_options", "rotation"]
 
 
 def rotary_options(config: Config, head_width: int, layer_type: str | None = None) -> dict[str, Any]:
@@ -16,11 +16,37 @@ def rotary_options(config: Config, head_width: int, layer_type: str | None = Non
 
     ``rope_parameters``, of the model or of each ``layer_type``; in older files ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor``.
     """
+    by = rotation(config, head_width, layer_type)
+    options: dict[str, Any] = {"rope_base": by.base}
+    if by.width != head_width:
+        options["rope_width"] = by.width
+    if by.factors:
+        options["rope_factors"] = by.factors
+    if by.magnitude != 1.0:  # the products of q and k are multiplied by its square, where all columns are rotated
+        if by.width != head_width:
+            raise config.refuse("partial_rotary_factor", "1 with positions that scale attention")
+        options["scale"] = by.magnitude**2 * head_width**-0.5
+    return options
+
+
+class Rotation(NamedTuple):
+    """How heads are rotated: ``width`` columns, pair i by ``base**(-2 i / width) * factors[i]`` a position, or without ``factors`` by the first;
+    ``magnitude``: what cosines and sines are multiplied by; ``mean``: by what YaRN has it that all scores are multiplied (``mscale_all_dim``)."""
+
+    base: float
+    width: int
+    factors: tuple[float, ...] = ()
+    magnitude: float = 1.0
+    mean: float = 1.0
+
+
+def rotation(config: Config, head_width: int, layer_type: str | None = None) -> Rotation:
+    """The rotation that a configuration tells of. Raises ``CheckpointError`` for a kind that is not known."""
     given = config.part("rope_parameters")
     if given is not None and layer_type is not None and isinstance(given.entries.get(layer_type), dict):
         given = given.part(layer_type)
     if given is None and layer_type == "sliding_attention" and config.has("rope_local_base_freq"):
-        return {"rope_base": config.number("rope_local_base_freq")}
+        return Rotation(config.number("rope_local_base_freq"), head_width)
     scaling = given if given is not None else config.part("rope_scaling")
     base = (given if given is not None and given.has("rope_theta") else config).number("rope_theta", 10000.0)
     share = (given if given is not None and given.has("partial_rotary_factor") else config).number("partial_rotary_factor", 1.0)
@@ -28,17 +54,10 @@ def rotary_options(config: Config, head_width: int, layer_type: str | None = Non
     kind = "default" if scaling is None else scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _FACTORS:
         raise config.refuse("rope_parameters" if given is not None else "rope_scaling", f"rope_type {', '.join(_FACTORS)}")
-    options: dict[str, Any] = {"rope_base": base}
-    if width != head_width:
-        options["rope_width"] = width
-    if scaling is not None and kind != "default":
-        factors, attention = _FACTORS[kind](scaling, base, width, config)
-        options["rope_factors"] = factors
-        if attention != 1.0:  # cosines and sines are multiplied by it: the products of q and k by its square, where all columns are rotated
-            if width != head_width:
-                raise config.refuse("partial_rotary_factor", f"1 with rope_type {kind}")
-            options["scale"] = attention**2 * head_width**-0.5
-    return options
+    if scaling is None or kind == "default":
+        return Rotation(base, width)
+    mean = _magnitude(scaling.number("mscale_all_dim", 0.0), scaling.number("factor", 1.0)) ** 2
+    return Rotation(base, width, *_FACTORS[kind](scaling, base, width, config), mean)
 
 
 _Factors = tuple[tuple[float, ...], float]
@@ -84,15 +103,15 @@ def _yarn(scaling: Config, base: float, width: int, config: Config) -> _Factors:
 
 def _yarn_attention(scaling: Config, factor: float) -> float:
     """By what cosines and sines are multiplied: ``1 + 0.1 ln factor``, unless the file says otherwise."""
-
-    def of(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
-
     if scaling.has("attention_factor"):
         return scaling.number("attention_factor")
     if scaling.number("mscale", 0.0) and scaling.number("mscale_all_dim", 0.0):
-        return of(scaling.number("mscale")) / of(scaling.number("mscale_all_dim"))
-    return of(1.0)
+        return _magnitude(scaling.number("mscale"), factor) / _magnitude(scaling.number("mscale_all_dim"), factor)
+    return _magnitude(1.0, factor)
+
+
+def _magnitude(weight: float, factor: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
 
 _FACTORS: dict[str, Callable[[Config, float, int, Config], _Factors]] = {"default": _none, "linear": _linear, "llama3": _llama3, "yarn": _yarn}

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from fusible.errors import ArgumentError, expected
 from fusible.files import NewFolder, put
 from fusible.models.language_model import LanguageModel
-from fusible.models.parts import Parallel, Part, Product, Residual, SharedExpert
+from fusible.models.parts import LatentAttention, Parallel, Part, Product, Residual, SharedExpert
 from fusible.models.training.saved_run import file_pieces
+from fusible.quantized import QuantizedTensor
 
 __all__ = ["Adapted", "adapters_of", "add_adapters", "merge_adapters", "save_adapters"]
 
@@ -49,6 +50,11 @@ class Adapted(nn.Module):
         """fp32 ``[rows of all parts, inputs]``: what is added to the weight."""
         parts = zip(self.up, self.down.split(self.rank), strict=True)
         return torch.cat([up @ down for up, down in parts]) * (self.alpha / self.rank)
+
+    def merged_weight(self) -> torch.Tensor:
+        """fp32 ``[rows of all parts, inputs]``: by what layer and adapters together multiply."""
+        weight: Any = self.base.weight
+        return (weight.dequantize() if isinstance(weight, QuantizedTensor) else weight).float() + self.deltas()
 
     def extra_repr(self) -> str:
         return f"rank={self.rank}, alpha={self.alpha:g}"
@@ -164,3 +170,7 @@ def _places_in(parts: Sequence[Part], container: nn.Module) -> Iterator[_Place]:
                 yield from _places_in(branch, of_branch)
         elif isinstance(part, SharedExpert):
             yield from _places_in(part.shared, made.shared)
+        elif isinstance(part, LatentAttention):
+            yield _Place(part.compress, made, "compress")
+            yield from _places_in(part.query, made.query) if part.query else ()
+            yield from _places_in(part.expand, made.expand)

@@ -11,6 +11,7 @@ from fusible import nvte
 from fusible.compute_pipeline import Plan
 from fusible.errors import ArgumentError, CheckpointError, DTypeError, ShapeError, expected
 from fusible.nvte import DType, Tensor
+from fusible.ops.protocols import CachedKeys
 from fusible.tex.calls.constructors import check_constructor
 
 __all__ = ["KVCache", "check_cache"]
@@ -146,18 +147,19 @@ class KVCache:
         cu_lengths = torch.cat([torch.zeros(1, dtype=torch.int32), (starts + new).cumsum(0, dtype=torch.int32)])
         page_table = torch.tensor([held + [0] * (self.pages_per_sequence - len(held)) for held in self._held], dtype=torch.int32)
         shared = [Tensor(t.to(self.device), DType.Int32) for t in (page_table, starts, cu_lengths)]
-        return {position: nvte.KVCache(*self._layer((owner, position), kept.groups, kept.width), *shared) for position, kept in plan.caches.items()}
+        return {position: nvte.KVCache(*self._layer((owner, position), kept), *shared) for position, kept in plan.caches.items()}
 
     def replace(self, owner: Hashable, positions: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:
         """Take what a pass of ``owner`` has made of the layers at ``positions``, k and v of each in turn, where it wrote to none of them."""
         pairs = zip(positions, zip(tensors[::2], tensors[1::2], strict=True), strict=True)
         self._layers.update({(owner, position): pair for position, pair in pairs})
 
-    def _layer(self, key: Hashable, groups: int, width: int) -> list[Tensor]:
+    def _layer(self, key: Hashable, kept: CachedKeys) -> list[Tensor]:
         layer = self._layers.get(key)
         if layer is None:
-            shape = (self._pages, self.page_size, groups, width)
-            layer = self._layers[key] = tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in "kv")  # pyright: ignore
+            widths = kept.width, kept.width if kept.value_width is None else kept.value_width
+            shapes = [(self._pages, self.page_size, kept.groups, width) for width in widths]
+            layer = self._layers[key] = tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for shape in shapes)  # pyright: ignore
         return [nvte.make_nvte_tensor(tensor) for tensor in layer]
 
     def _checked(self, seq_lens: Sequence[int] | torch.Tensor) -> list[int]:

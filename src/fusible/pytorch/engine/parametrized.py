@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["originals", "parameter_of"]
+__all__ = ["originals", "parameter_of", "tensors_of"]
 
 
 def parameter_of(module: nn.Module, name: str) -> Any:
@@ -22,6 +22,14 @@ def parameter_of(module: nn.Module, name: str) -> Any:
 
 
 def originals(module: nn.Module, name: str) -> Sequence[torch.Tensor]:
-    """The parameters of the module that stand for the one of the name: itself, or those that it is computed from."""
+    """The parameters of the module that stand for the one of the name: itself, or those that it is computed from; none for a buffer."""
     parameter = module._parameters.get(name)
+    if parameter is None and name in module._buffers:
+        return ()
     return tuple(module.parametrizations[name].parameters()) if parameter is None else (parameter,)  # type: ignore[index, union-attr]  # pyright: ignore
+
+
+def tensors_of(module: nn.Module, name: str) -> dict[str, Any]:
+    """The module's table in which a tensor that its op takes is to be looked up: of buffers, or of parameters."""
+    buffers: dict[str, Any] = getattr(module, "_buffers", {})  # what stands for a module may have none
+    return buffers if name in buffers else module._parameters

@@ -31,7 +31,7 @@ from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_input
 from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
 from fusible.pytorch.engine.kv_cache import KVCache, check_cache
-from fusible.pytorch.engine.parametrized import originals, parameter_of
+from fusible.pytorch.engine.parametrized import originals, parameter_of, tensors_of
 from fusible.pytorch.engine.plan_key import PlanKey
 from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
@@ -79,7 +79,7 @@ class PipelineRunner(ChainPart):
         self._entries = entries
         self.bound = tuple(b if b.op is op else b._replace(op=op) for b, op in zip(entries, routing.ops, strict=True))
         self.pipeline = ComputePipeline([b.op for b in self.bound])
-        self._slots = tuple((b.module._parameters, name) for b in self.bound for name in b.parameters)
+        self._slots = tuple((tensors_of(b.module, name), name) for b in self.bound for name in b.parameters)
         self._modules = tuple(b.module for b in self.bound)
         spans = zip(self.bound, sharded_rows([b.op for b in self.bound]), strict=True)
         self._partial = [

@@ -19,8 +19,7 @@ __all__: list[str] = []
 @lowers(ops.DotProductAttention)
 def _attention(op: ops.DotProductAttention, x: torch.Tensor, args: Args) -> torch.Tensor:
     if op.qkv_dtype is not None:
-        got, do = "queries, keys and values in 8 bits", "export it without fp8_dpa"
-        raise ArgumentError(expected("attention in high precision", of="a model to export", got=got, do=do))
+        raise _in_eight_bits()
     rows = written(x, op.x_dtype)
     rows = rows if rows.ndim == 3 else rows.unsqueeze(0)
     counts = op.heads, op.groups, op.groups
@@ -35,6 +34,36 @@ def _attention(op: ops.DotProductAttention, x: torch.Tensor, args: Args) -> torc
     mask: Any = op.side("mask", args)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - a torch tensor here
     y = _attended(op, q, k, v, mask).transpose(1, 2).flatten(2)
     return written(y if x.ndim == 3 else y.squeeze(0), op.y_dtype)
+
+
+@lowers(ops.LatentAttention)
+def _latent_attention(op: ops.LatentAttention, x: torch.Tensor, args: Args) -> torch.Tensor:
+    if op.qkv_dtype is not None:
+        raise _in_eight_bits()
+    rows = written(x, op.x_dtype)
+    rows = rows if rows.ndim == 3 else rows.unsqueeze(0)
+    own = op.own_values or 0
+    q, rotated, kv = rows.split([op.heads * op.head_width, op.rope_width, op.groups * (op.key_width + own)], -1)
+    # [batch, heads, tokens, width]
+    q, rotated, kv = (part.unflatten(-1, (count, -1)).transpose(1, 2) for part, count in ((q, op.heads), (rotated, 1), (kv, op.groups)))
+    plain, turned = q.split([op.key_width, op.rope_width], -1)
+    k, v = (kv, kv) if op.own_values is None else kv.split([op.key_width, own], -1)
+    rotary, width = op.rotary, op.rope_width
+    cos, sin = current_pass().once(("rope angles", rotary, width), lambda: _angles(rotary, width, q))
+    if rotary.interleaved:  # in the order of halves, of q as of k
+        turned, rotated = (part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for part in (turned, rotated))
+    turned = _rotated(turned, cos, sin)
+    turned = turned if op.rope_scale == 1.0 else (wide(turned) * op.rope_scale**2).to(turned.dtype)
+    q = torch.cat([plain, turned], -1)
+    k = torch.cat([k, _rotated(rotated, cos, sin).expand(-1, op.groups, -1, -1)], -1)
+    k, v = (_of_heads(part, op.heads // op.groups) for part in (k, v))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=op.causal, scale=op.scale).transpose(1, 2).flatten(2)
+    return written(y if x.ndim == 3 else y.squeeze(0), op.y_dtype)
+
+
+def _in_eight_bits() -> ArgumentError:
+    got, do = "queries, keys and values in 8 bits", "export it without fp8_dpa"
+    return ArgumentError(expected("attention in high precision", of="a model to export", got=got, do=do))
 
 
 def _angles(rotary: Rotary, head_width: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

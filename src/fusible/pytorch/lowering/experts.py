@@ -21,10 +21,28 @@ __all__: list[str] = []
 
 @lowers(ops.RouteTokens)
 def _route(op: ops.RouteTokens, x: torch.Tensor, args: Args) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    logits = wide(F.linear(x, args["weight"].to(x.dtype)))
-    best, experts = logits.topk(op.top_k, -1)
-    probs = torch.softmax(best, -1) if op.normalized else torch.softmax(logits, -1).gather(-1, experts)
+    rows = written(x, op.weight_dtype)
+    logits = wide(F.linear(rows, args["weight"].to(rows.dtype)))
+    if op.score_function == "softmax":
+        best, experts = _among(op, logits).topk(op.top_k, -1)
+        probs = torch.softmax(best, -1) if op.normalized else torch.softmax(logits, -1).gather(-1, experts)
+    else:
+        scores = torch.sigmoid(logits)
+        experts = _among(op, scores if op.expert_bias is None else scores + wide(args["expert_bias"])).topk(op.top_k, -1).indices
+        probs = scores.gather(-1, experts)
+        probs = probs / (probs.sum(-1, keepdim=True) + 1e-20) if op.normalized else probs
+    probs = probs if op.scaling_factor is None else probs * op.scaling_factor
     return x, {"experts": experts, "probs": probs}
+
+
+def _among(op: ops.RouteTokens, scores: torch.Tensor) -> torch.Tensor:
+    """``scores``, with -inf for the experts of groups that are not chosen."""
+    if op.groups is None or op.top_groups is None:
+        return scores
+    groups = scores.unflatten(-1, (op.groups, -1))
+    strength = groups.topk(op.top_k // op.top_groups, -1).values.sum(-1)
+    chosen = torch.zeros_like(strength).scatter(-1, strength.topk(op.top_groups, -1).indices, 1.0) > 0
+    return torch.where(chosen.unsqueeze(-1), groups, -torch.inf).flatten(-2)
 
 
 @lowers(ops.DispatchTokens)

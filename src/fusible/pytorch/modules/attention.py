@@ -17,7 +17,15 @@ from fusible.pytorch.engine.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.modules.normalization import gamma_init
 
-__all__ = ["CrossAttention", "DotProductAttention", "GroupedQuerySelfAttention", "MultiHeadedSelfAttention", "MultiQuerySelfAttention", "QKNorm"]
+__all__ = [
+    "CrossAttention",
+    "DotProductAttention",
+    "GroupedQuerySelfAttention",
+    "LatentAttention",
+    "MultiHeadedSelfAttention",
+    "MultiQuerySelfAttention",
+    "QKNorm",
+]
 
 
 class SelfAttentionArguments(TypedDict, total=False):
@@ -40,7 +48,7 @@ class _Attention(ExtraTensors, BaseModule):
 
     _bound_op: BoundOp  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def _hold(self, op: ops.DotProductAttention | ops.CrossAttention) -> None:
+    def _hold(self, op: ops.DotProductAttention | ops.CrossAttention | ops.LatentAttention) -> None:
         BaseModule.__init__(self, op)
         self.num_extra_inputs = len(op.side_names)
         self._begin_channels()
@@ -153,6 +161,38 @@ class CrossAttention(_Attention):
         nn.Module.__init__(self)
         self.heads, self.head_width, self.groups = heads, head_width, heads if groups is None else groups
         self._hold(ops.CrossAttention(heads, head_width, groups=groups, scale=scale, soft_cap=soft_cap, mask=mask, dropout=dropout))
+
+
+class LatentAttention(_Attention):
+    """Self-attention of heads of which a part is rotated by positions, with one rotated key for all (see ``ops.LatentAttention``): multi-head latent
+    attention between its products (DeepSeek-V2, arXiv:2405.04434).
+
+    ``[tokens, heads * (key_width + rope_width) + rope_width + groups * (key_width + value_width)] -> [tokens, heads * value_width]``: q, the rotated
+    key, and of each group a key and a value. Without a ``value_width`` keys are latents, whose own columns are the values too: there is nothing in
+    the place of values, and ``y`` is ``[tokens, heads * key_width]``.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        key_width: int,
+        rope_width: int,
+        *,
+        value_width: int | None = None,
+        groups: int | None = None,
+        causal: bool = True,
+        rope_base: float = 10000.0,
+        rope_factors: Sequence[float] = (),
+        rope_interleaved: bool = False,
+        rope_scale: float = 1.0,
+        scale: float | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.heads, self.key_width, self.rope_width, self.value_width, self.causal = heads, key_width, rope_width, value_width, causal
+        self.groups = heads if groups is None else groups
+        options: dict[str, Any] = {"value_width": value_width, "groups": groups, "causal": causal, "scale": scale, "rope_base": rope_base}
+        options |= {"rope_factors": tuple(rope_factors), "rope_interleaved": rope_interleaved, "rope_scale": rope_scale}
+        self._hold(ops.LatentAttention(heads, key_width, rope_width, **options))
 
 
 class QKNorm(BaseModule):

@@ -71,10 +71,10 @@ class BaseModule(StatefulModule, ChainPart):
         self._handle = handle_of(self)
 
     def _names(self, op: Op) -> tuple[str, ...]:
-        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        names = {id(tensor): name for name, tensor in (*self._parameters.items(), *self._buffers.items())}
         missing = [name for name, arg in zip(op.arg_names, op.args, strict=True) if id(arg.data) not in names]
         if missing:
-            what, got = f"parameters of {type(self).__name__} alone", f"others for {', '.join(missing)}"
+            what, got = f"parameters and buffers of {type(self).__name__} alone", f"others for {', '.join(missing)}"
             raise ArgumentError(expected(what, of=repr(op), got=got, do="assign them as nn.Parameter before calling BaseModule.__init__"))
         return tuple(names[id(arg.data)] for arg in op.args)
 

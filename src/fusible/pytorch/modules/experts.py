@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from fusible import ops
 from fusible.errors import ArgumentError, expected
-from fusible.nvte import make_nvte_tensor
+from fusible.nvte import DType, make_nvte_tensor
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
 from fusible.pytorch.modules.initialization import Init
 from fusible.pytorch.modules.linear import default_weight_init_method
@@ -30,6 +32,12 @@ class MixtureOfExperts(BaseModule):
     ``activation``: the name of one of ``tex.activations``, as ``"gelu"`` or ``"swiglu"``. ``weight_init_method`` fills a matrix and returns it, of
     each expert by itself; the default is that of ``nn.Linear``. Each expert's products are quantized by themselves, and the router's never are.
     ``fusible.distributed.parallelize`` shares out the experts along ``ep``. Raises ``ArgumentError``.
+
+    ``score_function="sigmoid"``: ``p`` are sigmoids of the logits, ``normalized`` to a sum of 1, and experts are chosen by them (DeepSeek-AI 2024,
+    arXiv:2412.19437). ``expert_bias``: a buffer of that name, fp32 ``[experts]`` of zeros, is added to choose, and to nothing else: who trains the
+    model moves it so that experts get equally many tokens. ``groups``, ``top_groups``: the experts of a token are of ``top_groups`` of so many
+    equal groups, those whose ``top_k // top_groups`` best sum highest. ``scaling_factor``: what ``p`` is multiplied by. ``router_dtype``:
+    ``torch.float32`` for a router that is held in fp32 and multiplies in it, whatever x is.
     """
 
     def __init__(
@@ -41,6 +49,12 @@ class MixtureOfExperts(BaseModule):
         *,
         activation: str = "swiglu",
         normalized: bool = True,
+        score_function: str = "softmax",
+        expert_bias: bool = False,
+        groups: int | None = None,
+        top_groups: int | None = None,
+        scaling_factor: float | None = None,
+        router_dtype: torch.dtype | None = None,
         param_dtype: torch.dtype | None = None,
         weight_init_method: ParameterInitMethod = default_weight_init_method,
         device: torch.device | str | None = None,
@@ -52,17 +66,26 @@ class MixtureOfExperts(BaseModule):
             raise ArgumentError(expected(f"one of {', '.join(_BY_NAME)}", of=of, got=repr(activation), do="name one of these"))
         self.features, self.inner_features, self.experts, self.top_k, self.activation = features, inner_features, experts, top_k, activation
         self.normalized = normalized
+        if router_dtype not in (None, torch.float32):
+            of, do = "router_dtype of MixtureOfExperts", "leave it out for a router in the type of x"
+            raise ArgumentError(expected("torch.float32 or None", of=of, got=router_dtype, do=do))
 
         init = Init(weight_init_method)
         self.init_methods = {"router_weight": init, "up_weight": init.of_each, "down_weight": init.of_each}
         shapes = (experts, features), (experts, (1 + row.gated) * inner_features, features), (experts, features, inner_features)
-        made = [nn.Parameter(torch.empty(shape, dtype=param_dtype, device=device)) for shape in shapes]
+        dtypes = router_dtype or param_dtype, param_dtype, param_dtype
+        made = [nn.Parameter(torch.empty(shape, dtype=dtype, device=device)) for shape, dtype in zip(shapes, dtypes, strict=True)]
         self.router_weight, self.up_weight, self.down_weight = made
+        if expert_bias:
+            self.register_buffer("expert_bias", torch.zeros(experts, dtype=torch.float32, device=device))
         router, up, down = (make_nvte_tensor(weight) for weight in (self.router_weight, self.up_weight, self.down_weight))
+        options: dict[str, Any] = {"score_function": score_function, "groups": groups, "top_groups": top_groups}
+        options |= {"scaling_factor": scaling_factor, "expert_bias": make_nvte_tensor(self.expert_bias) if expert_bias else None}
+        options |= {} if router_dtype is None else {"weight_dtype": DType.Float32}
         sizes = "sizes_up", "sizes_down"
         products = [ops.GroupedMMT(experts, [weight]).with_(side_inputs=(name,)) for weight, name in zip((up, down), sizes, strict=True)]
         super().__init__(
-            ops.RouteTokens(router, top_k, normalized),
+            ops.RouteTokens(router, top_k, normalized, **options),
             ops.DispatchTokens(experts, top_k, sizes),
             products[0],
             getattr(ops, row.title)(),
@@ -73,5 +96,5 @@ class MixtureOfExperts(BaseModule):
 
     def extra_repr(self) -> str:
         sizes = f"features={self.features}, inner_features={self.inner_features}"
-        normalized = "" if self.normalized else ", normalized=False"
-        return f"{sizes}, experts={self.experts}, top_k={self.top_k}, activation={self.activation!r}{normalized}"
+        _, _, options = self._ops[0].extra_repr().partition("experts")
+        return f"{sizes}, experts={self.experts}, top_k={self.top_k}, activation={self.activation!r}{options}"

@@ -15,7 +15,7 @@ from fusible.tex.calls.argument_kinds import Kind, kind_of
 __all__ = ["check_constructor", "check_forward", "kinds_of", "looked_at"]
 
 _MEANT = {
-    **dict.fromkeys(("in_features", "out_features", "inner_features", "features", "heads", "head_width"), "Count"),
+    **dict.fromkeys(("in_features", "out_features", "inner_features", "features", "heads", "head_width", "key_width"), "Count"),
     **dict.fromkeys(("experts", "top_k", "size", "num_groups", "sequences", "capacity"), "Count"),
     "device": "DeviceName | None",
     "fp8_dtype": "FP8Format",
@@ -24,6 +24,8 @@ _MEANT = {
     "pages": "Count | None",
     "rope_base": "Positive | None",
     "rope_width": "Count | None",
+    "value_width": "Count | None",
+    "top_groups": "Count | None",
 }
 """Parameters whose annotation, for type checkers, says less than is asked."""
 
