@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from convert_families import BY_NAME, WORDS, Family, transformers
 
-__all__ = ["DECODERS", "drawn", "reference", "saved"]
+__all__ = ["DECODERS", "ENCODERS", "FAMILIES", "drawn", "given", "reference", "saved", "told"]
 
 _SCALED: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
@@ -21,7 +22,12 @@ _SCALED: dict[str, dict[str, Any]] = {
 
 def _with(name: str, of: str, **options: Any) -> Family:
     family = BY_NAME[of]
-    return Family(name, family.model, family.config, {**family.options, **options}, family.targets)
+    return replace(family, name=name, options={**family.options, **options})
+
+
+def _as(name: str, of: str, model: str, **options: Any) -> Family:
+    """The same, of another architecture."""
+    return replace(_with(name, of, **options), model=model)
 
 
 DECODERS: dict[str, Family] = {
@@ -35,11 +41,19 @@ DECODERS["gemma2_window"] = _with("gemma2_window", "gemma2", sliding_window=4)
 DECODERS["qwen2_window"] = _with("qwen2_window", "qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1)
 DECODERS |= {f"llama_{name}": _with(f"llama_{name}", "llama", rope_parameters=rope) for name, rope in _SCALED.items()}
 
+ENCODERS: dict[str, Family] = {
+    "bert": BY_NAME["bert"],
+    "bert_model": _as("bert_model", "bert", "BertModel"),
+    "bert_classifier": _as("bert_classifier", "bert", "BertForSequenceClassification", num_labels=5),
+    "bert_untied": _with("bert_untied", "bert", tie_word_embeddings=False, hidden_act="gelu_new"),
+}
+FAMILIES = DECODERS | ENCODERS
+
 
 @cache
 def reference(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model of a family; nobody trains it."""
-    return DECODERS[name].make(dtype=dtype)
+    return FAMILIES[name].make(dtype=dtype)
 
 
 def saved(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -52,6 +66,17 @@ def saved(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
 def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
     """Tokens at random."""
     return torch.randint(3, WORDS, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def given(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """The arguments of a call of our model, and those of transformers' for the same."""
+    tokens = drawn(2, 24)
+    return (tokens,), {"input_ids": tokens}
+
+
+def told(outputs: Any) -> torch.Tensor:
+    """What a model is for, of all that transformers' gives: its logits, or its last hidden states."""
+    return outputs[0]
 
 
 transformers.logging.disable_progress_bar()

@@ -22,7 +22,11 @@ TEXT = "".join(chr(97 + (i * i + i // 7) % 26) for i in range(400))
 
 def folder_with_tokenizer(folder: Path) -> Path:
     """A small Llama whose tokens are letters."""
-    place = saved("llama", folder)
+    return with_tokenizer(saved("llama", folder))
+
+
+def with_tokenizer(place: Path) -> Path:
+    """A model's directory, with a tokenizer whose tokens are letters."""
     letters = {chr(97 + i): i + 3 for i in range(26)}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"<unk>": 0, **letters}, merges=[], unk_token="<unk>"))
     made.save(str(place / "tokenizer.json"))

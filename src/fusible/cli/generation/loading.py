@@ -15,7 +15,7 @@ from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.machine import available_memory, resident_memory
 from fusible.models.generation import Engine, NextTokenModel, Sampling
 from fusible.models.held_formats import held_format
-from fusible.models.pretrained import from_pretrained
+from fusible.models.pretrained import language_model_from
 from fusible.models.text import ChatTemplate, Tokenizer
 from fusible.models.text.config_files import read_config
 
@@ -46,8 +46,8 @@ def is_model_folder(folder: Path) -> bool:
 def load_language_model(folder: Path, format: str | None = None, device: torch.device | str = "cpu") -> NextTokenModel:
     """The model in ``folder``, its weights held in ``format``, one of ``HELD_FORMATS``; None for as they are."""
     if format is None:
-        return from_pretrained(folder, device=device)
-    return from_pretrained(folder, held_format(format), dtype=torch.bfloat16, device=device)
+        return language_model_from(folder, device=device)
+    return language_model_from(folder, held_format(format), dtype=torch.bfloat16, device=device)
 
 
 def load_text_model(folder: Path, format: str | None = None, device: str = "cpu") -> TextModel:
