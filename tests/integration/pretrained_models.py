@@ -46,6 +46,9 @@ ENCODERS: dict[str, Family] = {
     "bert_model": _as("bert_model", "bert", "BertModel"),
     "bert_classifier": _as("bert_classifier", "bert", "BertForSequenceClassification", num_labels=5),
     "bert_untied": _with("bert_untied", "bert", tie_word_embeddings=False, hidden_act="gelu_new"),
+    "vit": BY_NAME["vit"],
+    "vit_model": _as("vit_model", "vit", "ViTModel"),
+    "vit_oblong": _with("vit_oblong", "vit", image_size=[16, 24], patch_size=[4, 8], num_channels=1, num_labels=5, qkv_bias=False),
 }
 FAMILIES = DECODERS | ENCODERS
 
@@ -70,6 +73,12 @@ def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
 
 def given(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
     """The arguments of a call of our model, and those of transformers' for the same."""
+    family = FAMILIES[name]
+    if family.kind == "image":
+        size = family.options["image_size"]
+        height, width = size if isinstance(size, list) else (size, size)
+        pixels = torch.randn(2, family.options.get("num_channels", 3), height, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+        return (pixels,), {"pixel_values": pixels}
     tokens = drawn(2, 24)
     return (tokens,), {"input_ids": tokens}
 

@@ -14,7 +14,6 @@ from pretrained_models import DECODERS, FAMILIES, drawn, given, reference, saved
 from test_evaluate import with_tokenizer
 from test_pretrained import FP32, close
 
-import fusible
 from fusible.cli import main
 from fusible.errors import ArgumentError, CheckpointError, ShapeError
 from fusible.models import EncoderModel, from_pretrained
@@ -108,6 +107,9 @@ def test_hidden_states_and_what_a_pooler_makes_of_them(tmp_path: Path) -> None:
         same = from_pretrained(saved("bert", tmp_path))
         assert isinstance(same, EncoderModel)
         close(same.encode(tokens), reference("bert").bert(tokens).last_hidden_state, FP32)
+        seeing, (ours, theirs) = from_pretrained(saved("vit_model", tmp_path)), given("vit_model")
+        assert isinstance(seeing, EncoderModel)
+        close(seeing.pool(seeing(*ours)), reference("vit_model")(**theirs).pooler_output, FP32)
     with pytest.raises(ArgumentError, match="pool: expected a model with a pooler, got one without"):
         same.pool(hidden)
 
@@ -139,6 +141,11 @@ def test_calls_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
         model(drawn(1, 8), None, torch.zeros(8, dtype=torch.int64))
     with pytest.raises(ArgumentError, match="seq_lens: expected at least one token in each sequence, got 0"):
         model(drawn(4), torch.tensor([4, 0]))
+    seeing = from_pretrained(saved("vit", tmp_path))
+    with pytest.raises(ShapeError, match=r"pixels of a model that sees: expected \[batch, 3, 16, 16\], got \[1, 3, 16, 8\]"):
+        seeing(torch.zeros(1, 3, 16, 8))
+    with pytest.raises(ArgumentError, match="a call of a model that sees: expected pixels alone, got seq_lens"):
+        seeing(torch.zeros(1, 3, 16, 16), LENGTHS)
 
 
 CHANGES: list[tuple[str, str, dict[str, Any], str]] = [
@@ -153,6 +160,11 @@ CHANGES: list[tuple[str, str, dict[str, Any], str]] = [
     ("relative positions", "bert", {"position_embedding_type": "relative_key"}, "position_embedding_type .* of a bert model: expected 'absolute'"),
     ("a decoder", "bert", {"is_decoder": True}, "is_decoder .*: expected False, got True"),
     ("another activation", "bert", {"hidden_act": "mish"}, "hidden_act of config.json of a bert model: expected one of gelu, gelu_new"),
+    ("another head of pictures", "vit", {"architectures": ["ViTForMaskedImageModeling"]}, "expected one of ViTModel, ViTForImageClassification, got"),
+    ("parts of patches", "vit", {"patch_size": 3}, r"patch_size of config.json of a vit model: expected divisors of image_size, \(16, 16\), got 3"),
+    ("three sizes", "vit", {"image_size": [1, 2, 3]}, r"image_size .*: expected an integer of at least 1, or two, got \[1, 2, 3\]"),
+    ("another picture", "vit", {"image_size": 8}, r"position_embeddings: expected shape \[1, 5, 64\], as config.json says, got \[1, 17, 64\]"),
+    ("another pooler", "vit_model", {"pooler_act": "relu"}, "pooler_act .*: expected 'tanh', got 'relu'"),
     ("other labels", "bert_classifier", {"id2label": {"0": "a"}}, r"classifier.weight: expected shape \[1, 64\], as config.json says, got \[5, 64\]"),
 ]
 
@@ -172,21 +184,21 @@ def commands(folder: Path) -> dict[str, list[str]]:
     text, documents = folder.parent / "text.txt", folder.parent / "documents.jsonl"
     text.write_text("abcd " * 200)
     documents.write_text('{"text": "abcd"}\n' * 40)
+    given = ["--data", str(documents), "--out", str(folder.parent / "out"), "--seq-len", "16"]
     return {
         "generate": ["generate", str(folder), "--prompt", "abc"],
         "serve": ["serve", str(folder), "--port", "0"],
         "evaluate": ["evaluate", str(folder), "--text", str(text), "--window", "32"],
-        "train": ["train", "--model", str(folder), "--data", str(documents), "--out", str(folder.parent / "out"), "--seq-len", "16"],
-        "train config.json": ["train", "--model", str(folder / "config.json"), "--tokenizer", str(folder), "--data", str(documents)]
-        + ["--out", str(folder.parent / "out"), "--seq-len", "16"],
+        "train": ["train", "--model", str(folder), *given],
+        "train config.json": ["train", "--model", str(folder / "config.json"), "--tokenizer", str(folder), *given],
     }
 
 
 @pytest.mark.parametrize("command", ["generate", "serve", "evaluate", "train", "train config.json"])
-@pytest.mark.parametrize("name", ["bert"])
+@pytest.mark.parametrize("name", ["bert", "vit"])
 def test_commands_that_go_on_from_text_refuse_in_one_sentence(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = with_tokenizer(saved(name, tmp_path))
     assert main(commands(folder)[command]) == 2
     of = "config.json" if "config" in command else f"DIR {folder}"
-    wanted = f"{of}: expected a causal language model, got a bert model; call it from Python, as fusible.from_pretrained gives it.\n"
+    wanted = f"{of}: expected a causal language model, got a {name} model; call it from Python, as fusible.from_pretrained gives it.\n"
     assert capsys.readouterr().err == wanted
