@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from convert_families import BY_NAME, WORDS, Family, transformers
 
-__all__ = ["DECODERS", "ENCODERS", "FAMILIES", "drawn", "given", "reference", "saved", "told"]
+__all__ = ["DECODERS", "ENCODERS", "ENCODER_DECODERS", "FAMILIES", "drawn", "given", "reference", "saved", "told"]
 
 _SCALED: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
@@ -50,7 +50,10 @@ ENCODERS: dict[str, Family] = {
     "vit_model": _as("vit_model", "vit", "ViTModel"),
     "vit_oblong": _with("vit_oblong", "vit", image_size=[16, 24], patch_size=[4, 8], num_channels=1, num_labels=5, qkv_bias=False),
 }
-FAMILIES = DECODERS | ENCODERS
+ENCODER_DECODERS: dict[str, Family] = {
+    "whisper": BY_NAME["whisper"],
+}
+FAMILIES = DECODERS | ENCODERS | ENCODER_DECODERS
 
 
 @cache
@@ -80,6 +83,9 @@ def given(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[torch.Te
         pixels = torch.randn(2, family.options.get("num_channels", 3), height, width, generator=torch.Generator().manual_seed(1)).to(dtype)
         return (pixels,), {"pixel_values": pixels}
     tokens = drawn(2, 24)
+    if family.kind == "speech":
+        features = torch.randn(2, 16, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+        return (features, tokens), {"input_features": features, "decoder_input_ids": tokens}
     return (tokens,), {"input_ids": tokens}
 
 

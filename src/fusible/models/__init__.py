@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusible.facade import public_names as _public_names
 from fusible.models.convert import conversion_report, convert
+from fusible.models.encoder_decoder_model import EncoderDecoderModel
 from fusible.models.encoder_model import EncoderModel
 from fusible.models.exporting import export_onnx, export_program
 from fusible.models.fine_grained_fp8 import serve_transformers_fp8

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fusible.errors import CheckpointError, expected
-from fusible.models.blueprints import EncoderBlueprint
+from fusible.models.blueprints import EncoderBlueprint, EncoderDecoderBlueprint
+from fusible.models.encoder_decoder_model import EncoderDecoderModel, Modules
 from fusible.models.encoder_model import EncoderModel
 from fusible.models.joining import joined_rows
 from fusible.models.language_model import LanguageModel
@@ -74,6 +75,17 @@ def _(blueprint: EncoderBlueprint, config: Mapping[str, Any], source: Source, re
     if blueprint.pooler is not None and (source.new or source.has(f"{blueprint.pooler[0].names[0]}.weight")):
         pooler = _chain(blueprint.pooler, source)
     return EncoderModel(config, blueprint, inputs, body, head, pooler, recipe)
+
+
+@_model.register
+def _(blueprint: EncoderDecoderBlueprint, config: Mapping[str, Any], source: Source, recipe: Recipe | None) -> EncoderDecoderModel:
+    tokens: Any = blueprint.tokens.made(source)
+    inputs = tokens if blueprint.inputs == blueprint.tokens else blueprint.inputs.made(source)
+    encoder, decoder = _chain(blueprint.encoder, source), _chain(blueprint.decoder, source)
+    memory = nn.ModuleList(part.made(source) for part in blueprint.memory)
+    tables = [None if table is None else table.made(source) for table in (blueprint.encoder_table, blueprint.decoder_table)]
+    head = _end(blueprint.head, tokens.words if blueprint.tied else None, source)
+    return EncoderDecoderModel(config, blueprint, Modules(inputs, encoder, tokens, decoder, memory, head, *tables), recipe)
 
 
 def _chain(parts: Sequence[Part], source: Source) -> Sequential:

@@ -1,4 +1,4 @@
-"""What a family says of its models that are no decoders alone: encoders, and encoders with decoders."""
+"""What a family says of its models that are more than a decoder, or none: encoders, and encoders with decoders."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fusible.models.parts import Part, Product
+from fusible.models.relative_positions import RelativeTable
+from fusible.models.tokens import Tokens
 
-__all__ = ["AnyBlueprint", "EncoderBlueprint", "Inputs"]
+__all__ = ["AnyBlueprint", "EncoderBlueprint", "EncoderDecoderBlueprint", "Inputs"]
 
 
 class AnyBlueprint(Protocol):
@@ -49,3 +51,36 @@ class EncoderBlueprint:
     @property
     def embedding(self) -> str:
         return self.inputs.table
+
+
+@dataclass(frozen=True)
+class EncoderDecoderBlueprint:
+    """An encoder, and a decoder of tokens that also looks at what the encoder made.
+
+    ``inputs`` makes rows of what is encoded, by the very module of ``tokens`` where it is the same part; ``tokens`` makes those of the decoder.
+    ``memory``: for each attention of the decoder over the encoder's hidden states the product that makes keys and values of these; ``padded``:
+    whether these attentions take a mask of what is padding. ``head``: the product that gives logits of the last hidden states times ``head_scale``;
+    with ``tied``, by the tokens' table, where the checkpoint has no weight for it. ``encoder_table`` and ``decoder_table``: relative positions, which
+    self-attentions take as a mask. ``context``: the most tokens that the decoder was made for, None for any number. ``start``: the token that text
+    begins with; ``stop``: those that it ends with.
+    """
+
+    inputs: Inputs
+    encoder: tuple[Part, ...]
+    tokens: Tokens
+    decoder: tuple[Part, ...]
+    memory: tuple[Product, ...]
+    head: Product
+    start: int
+    stop: tuple[int, ...] = ()
+    tied: bool = True
+    head_scale: float = 1.0
+    context: int | None = None
+    padded: bool = False
+    encoder_table: RelativeTable | None = None
+    decoder_table: RelativeTable | None = None
+    older: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def embedding(self) -> str:
+        return self.tokens.table

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fusible.errors import ArgumentError, expected
 from fusible.models.parts import Blueprint, stored_in
 from fusible.models.pretrained_model import PretrainedModel
-from fusible.models.tokens import check_places, check_tokens, places_of
+from fusible.models.tokens import check_places, check_tokens, places_behind, places_of
 from fusible.models.tying import stored_head
 from fusible.pytorch import KVCache, Recipe, Sequential
 
@@ -77,10 +77,7 @@ class LanguageModel(PretrainedModel):
         """
         if not tokens.numel():
             raise ArgumentError(expected("at least one token", of="next_logits", got="none", do="call it when a sequence goes on"))
-        places = None
-        if self.positions is not None:
-            parts = [torch.arange(start, start + count) for start, count in zip(cache.lengths, seq_lens.tolist(), strict=True)]
-            places = torch.cat(parts).to(tokens.device)
+        places = None if self.positions is None else places_behind(cache.lengths, seq_lens, tokens.device)
         x = self._embed(tokens, places)
         with self._computing():
             last = self.body(x, seq_lens, cache)[(seq_lens.cumsum(0) - 1).clamp_min(0)]

@@ -18,6 +18,7 @@ __all__ = [
     "Activation",
     "Attention",
     "Blueprint",
+    "CrossAttention",
     "Experts",
     "HeadNorm",
     "Norm",
@@ -191,6 +192,21 @@ class Attention:
 
     def made(self, weights: Weights) -> nn.Module:
         return pytorch.DotProductAttention(self.heads, self.head_width, groups=self.groups, **self.options)
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """Attention of q over keys and values from elsewhere, an extra input; ``options``: those of ``pytorch.CrossAttention``."""
+
+    heads: int
+    head_width: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def made(self, weights: Weights) -> nn.Module:
+        return pytorch.CrossAttention(self.heads, self.head_width, **self.options)
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.models.parts import Weights
 
-__all__ = ["TokenEmbedding", "Tokens", "check_places", "check_tokens", "places_of", "table_of"]
+__all__ = ["TokenEmbedding", "Tokens", "check_places", "check_tokens", "places_behind", "places_of", "table_of"]
 
 
 def check_tokens(tokens: torch.Tensor, seq_lens: torch.Tensor | None, of: str) -> None:
@@ -30,6 +30,12 @@ def places_of(tokens: torch.Tensor, seq_lens: torch.Tensor | None) -> torch.Tens
         return counted.expand_as(tokens)
     lengths = seq_lens.to(tokens.device)
     return counted - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+
+
+def places_behind(lengths: Sequence[int], seq_lens: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """int64 ``[tokens]``: the positions of ``seq_lens`` further tokens of sequences that have ``lengths`` tokens."""
+    parts = [torch.arange(start, start + count) for start, count in zip(lengths, seq_lens.tolist(), strict=True)]
+    return torch.cat(parts).to(device)
 
 
 def check_places(places: torch.Tensor, context: int) -> None:

@@ -88,6 +88,14 @@ class Config:
             raise CheckpointError(expected(wanted, of=self._of("architectures"), got=names[0] if names else "none", do=do))
         return names[0]
 
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """One token, a list of some, or none."""
+        value = self.entries.get(name)
+        tokens = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and token >= 0 for token in tokens):
+            raise CheckpointError(expected("a token, or several", of=self._of(name), got=repr(value), do="give the model's"))
+        return tuple(tokens)
+
     @property
     def labels(self) -> int:
         """How many classes a classifier tells apart."""

@@ -20,11 +20,11 @@ def vit(config: Config) -> EncoderBlueprint:
     """Dosovitskiy et al. 2020, arXiv:2010.11929."""
     kind = config.architecture("ViTModel", "ViTForImageClassification")
     prefix, hidden = "" if kind == "ViTModel" else "vit.", config.size("hidden_size")
-    names = (f"{prefix}embeddings.{name}" for name in ("patch_embeddings.projection", "cls_token", "position_embeddings"))
+    projection, first, places = (f"{prefix}embeddings.{name}" for name in ("patch_embeddings.projection", "cls_token", "position_embeddings"))
     image, patch = config.pair("image_size", 224), config.pair("patch_size", 16)
     if any(size % part for size, part in zip(image, patch, strict=True)):
         raise config.refuse("patch_size", f"divisors of image_size, {image}")
-    inputs = Patches(*names, hidden, config.size("num_channels", 3), image, patch)
+    inputs = Patches(projection, first, places, hidden, config.size("num_channels", 3), image, patch)
     body = [part for layer in range(config.size("num_hidden_layers")) for part in _layer(config, f"{prefix}encoder.layer.{layer}")]
     body.append(Norm(f"{prefix}layernorm", hidden, config.number("layer_norm_eps", 1e-12), pytorch.LayerNorm))
     if kind == "ViTForImageClassification":
