@@ -52,6 +52,13 @@ ENCODERS: dict[str, Family] = {
 }
 ENCODER_DECODERS: dict[str, Family] = {
     "whisper": BY_NAME["whisper"],
+    "whisper_oblong": _with(
+        "whisper_oblong", "whisper", encoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=128, activation_function="relu"
+    ),
+    "t5": BY_NAME["t5"],
+    "t5_gated": BY_NAME["t5_gated"],
+    "t5_oblong": _with("t5_oblong", "t5", num_decoder_layers=1, d_kv=8, relative_attention_num_buckets=8, relative_attention_max_distance=12),
+    "t5_unscaled": _with("t5_unscaled", "t5", tie_word_embeddings=False),
 }
 FAMILIES = DECODERS | ENCODERS | ENCODER_DECODERS
 
@@ -86,6 +93,9 @@ def given(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[torch.Te
     if family.kind == "speech":
         features = torch.randn(2, 16, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
         return (features, tokens), {"input_features": features, "decoder_input_ids": tokens}
+    if family.kind == "encoder-decoder":
+        source = drawn(2, 17, seed=4)
+        return (source, tokens), {"input_ids": source, "decoder_input_ids": tokens}
     return (tokens,), {"input_ids": tokens}
 
 

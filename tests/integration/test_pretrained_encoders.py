@@ -169,6 +169,15 @@ CHANGES: list[tuple[str, str, dict[str, Any], str]] = [
     ("three sizes", "vit", {"image_size": [1, 2, 3]}, r"image_size .*: expected an integer of at least 1, or two, got \[1, 2, 3\]"),
     ("another picture", "vit", {"image_size": 8}, r"position_embeddings: expected shape \[1, 5, 64\], as config.json says, got \[1, 17, 64\]"),
     ("another pooler", "vit_model", {"pooler_act": "relu"}, "pooler_act .*: expected 'tanh', got 'relu'"),
+    ("another end of speech", "whisper", {"architectures": ["WhisperForAudioClassification"]}, "expected WhisperForConditionalGeneration, got Whi"),
+    ("an encoder alone", "t5", {"architectures": ["T5EncoderModel"]}, "of a t5 model: expected T5ForConditionalGeneration, got T5EncoderModel"),
+    (
+        "another gate",
+        "t5",
+        {"feed_forward_proj": "gated-mish"},
+        "feed_forward_proj of .* a t5 model: expected gated-, or not, and one of gelu, .*, got",
+    ),
+    ("no token", "t5", {"eos_token_id": "end"}, "eos_token_id of config.json of a t5 model: expected a token, or several, got 'end'"),
     ("other labels", "bert_classifier", {"id2label": {"0": "a"}}, r"classifier.weight: expected shape \[1, 64\], as config.json says, got \[5, 64\]"),
 ]
 
@@ -199,7 +208,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("command", ["generate", "serve", "evaluate", "train", "train config.json"])
-@pytest.mark.parametrize("name", ["bert", "vit"])
+@pytest.mark.parametrize("name", ["bert", "vit", "whisper", "t5"])
 def test_commands_that_go_on_from_text_refuse_in_one_sentence(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = with_tokenizer(saved(name, tmp_path))
     assert main(commands(folder)[command]) == 2

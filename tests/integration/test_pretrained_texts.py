@@ -12,7 +12,8 @@ from pretrained_models import ENCODER_DECODERS, drawn, given, reference, saved
 from test_pretrained import FP32, close
 
 from fusible.errors import ArgumentError, ShapeError
-from fusible.models import EncoderDecoderModel, from_config, from_pretrained
+from fusible.models import EncoderDecoderModel, from_config, from_pretrained, save_pretrained
+from fusible.models.checkpoints import open_checkpoint, write_checkpoint
 from fusible.models.generation import Sampling
 from fusible.models.held_formats import HELD_FORMATS
 from fusible.pytorch import KVCache
@@ -131,3 +132,50 @@ def test_calls_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(error, match=message) as caught:
             call()
         assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+T5S = [name for name in ENCODER_DECODERS if name.startswith("t5")]
+
+
+@pytest.mark.parametrize("name", T5S)
+def test_padding_of_what_is_encoded_takes_no_part(name: str, tmp_path: Path) -> None:
+    """As lengths, as a mask, and as lists of tokens."""
+    model, (inputs, tokens) = model_of(name, tmp_path), given(name)[0]
+    lengths = torch.tensor([9, 17])
+    mask = torch.arange(17) < lengths[:, None]
+    options = {"do_sample": False, "max_new_tokens": COUNT, "min_new_tokens": COUNT}
+    with torch.no_grad():
+        wanted = reference(name)(inputs, attention_mask=mask.long(), decoder_input_ids=tokens).logits
+        close(model(inputs, tokens, lengths), wanted, FP32)
+        close(model(inputs, tokens, mask), wanted, FP32)
+        texts = reference(name).generate(inputs, attention_mask=mask.long(), **options)[:, -COUNT:].tolist()
+    assert model.generate(inputs, COUNT, seq_lens=lengths) == texts
+    assert model.generate([inputs[0, :9].tolist(), inputs[1].tolist()], COUNT) == texts
+    assert model.generate([inputs[0, :9].tolist()], COUNT) == texts[:1]
+
+
+def test_a_head_of_its_own_takes_hidden_states_as_they_are(tmp_path: Path) -> None:
+    """Files of T5 1.1 say ``tie_word_embeddings``, and mean both."""
+    checkpoint = open_checkpoint(saved("t5_gated", tmp_path))
+    config = {key: value for key, value in checkpoint.config.items() if key != "scale_decoder_outputs"} | {"tie_word_embeddings": False}
+    head = torch.randn(WORDS, 64, generator=torch.Generator().manual_seed(1))
+    write_checkpoint(tmp_path / "own", config, {**{name: checkpoint.tensor(name) for name in checkpoint.names}, "lm_head.weight": head})
+    model, (ours, theirs) = from_pretrained(tmp_path / "own"), given("t5_gated")
+    with torch.no_grad():
+        hidden = reference("t5_gated")(**theirs, output_hidden_states=True).decoder_hidden_states[-1]
+        close(model(*ours), hidden @ head.T, FP32)
+    save_pretrained(model, tmp_path / "again")
+    assert torch.equal(open_checkpoint(tmp_path / "again").tensor("lm_head.weight"), head)
+
+
+def test_lists_of_tokens_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
+    model, inputs = model_of("t5", tmp_path), drawn(2, 17)
+    with pytest.raises(ShapeError, match=r"tokens of an encoder: expected \[batch, seq\], or \[tokens\] with seq_lens, got \[17\]"):
+        model.encode(inputs[0])
+    with pytest.raises(ShapeError, match=r"inputs of an encoder with a decoder: expected \[batch, seq\], got \[17\]"):
+        model.encode(inputs[0], torch.tensor([17]))
+    with pytest.raises(ShapeError, match="token_types: expected none"):
+        model.inputs(inputs, None, inputs)
+    with pytest.raises(ArgumentError, match="each of the inputs: expected at least one token, got none"):
+        model.generate([[1], []], 4)
+    assert model.generate([], 4) == []

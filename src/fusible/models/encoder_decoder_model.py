@@ -152,6 +152,8 @@ class EncoderDecoderModel(PretrainedModel):
         text's last (default: those of the configuration). What is encoded is so once; a token's keys and values are kept. Raises ``ArgumentError``
         for texts that do not fit in the model's context, ``ValuesError`` where logits are no numbers.
         """
+        if not len(inputs):
+            return []
         if not isinstance(inputs, torch.Tensor):
             inputs, seq_lens = _padded(inputs, self.device)
         begun = [[self.blueprint.start]] * len(inputs) if prompts is None else [list(prompt) for prompt in prompts]
@@ -228,7 +230,9 @@ class _Text:
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lists of tokens as int64 ``[batch, longest]``, and their lengths."""
-    longest = max(map(len, rows), default=0)
-    padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64, device=device).view(len(rows), longest)
+    """Lists of tokens as int64 ``[batch, longest]``, and their lengths. Raises ``ArgumentError`` for a list without any."""
+    if not all(len(row) for row in rows):
+        raise ArgumentError(expected("at least one token", of="each of the inputs", got="none", do="leave out what is empty"))
+    longest = max(map(len, rows))
+    padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64, device=device)
     return padded, torch.tensor([len(row) for row in rows], dtype=torch.int32)

@@ -8,6 +8,7 @@ from fusible.models.families import gpt2 as _gpt2
 from fusible.models.families import llama as _llama
 from fusible.models.families import mixtral as _mixtral
 from fusible.models.families import phi as _phi
+from fusible.models.families import t5 as _t5
 from fusible.models.families import vit as _vit
 from fusible.models.families import whisper as _whisper
 from fusible.models.families.config import Config
