@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from convert_families import BY_NAME, WORDS, Family, transformers
 
-__all__ = ["DECODERS", "ENCODERS", "ENCODER_DECODERS", "FAMILIES", "drawn", "given", "reference", "saved", "told"]
+__all__ = ["DECODERS", "ENCODERS", "ENCODER_DECODERS", "FAMILIES", "called", "drawn", "given", "reference", "saved", "told"]
 
 _SCALED: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
@@ -83,7 +83,11 @@ def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
 
 def given(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
     """The arguments of a call of our model, and those of transformers' for the same."""
-    family = FAMILIES[name]
+    return called(FAMILIES[name], dtype)
+
+
+def called(family: Family, dtype: torch.dtype = torch.float32) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """The same, of a family of any sizes."""
     if family.kind == "image":
         size = family.options["image_size"]
         height, width = size if isinstance(size, list) else (size, size)
