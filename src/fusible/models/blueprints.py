@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from fusible.models.parts import Part, Product
+from fusible.models.pretrained_model import Example
 from fusible.models.relative_positions import RelativeTable
 from fusible.models.tokens import Tokens
 
@@ -25,10 +28,14 @@ class AnyBlueprint(Protocol):
 
 
 class Inputs(Part, Protocol):
-    """The part that makes rows of what a model is given. ``table``: the name of its largest parameter, which is of the model's dtype."""
+    """The part that makes rows of what a model is given. ``table``: the name of a parameter that is of the model's dtype."""
 
     @property
     def table(self) -> str: ...
+
+    def example(self, device: torch.device) -> Example:
+        """Something small to be given."""
+        ...
 
 
 @dataclass(frozen=True)

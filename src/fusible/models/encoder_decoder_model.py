@@ -13,8 +13,8 @@ from fusible.errors import ArgumentError, ShapeError, ValuesError, expected
 from fusible.models.blueprints import EncoderDecoderBlueprint
 from fusible.models.generation.sampling import Sampler, Sampling, choose_tokens
 from fusible.models.parts import stored_in
-from fusible.models.pretrained_model import PretrainedModel
-from fusible.models.tokens import places_behind, places_of
+from fusible.models.pretrained_model import Example, PretrainedModel
+from fusible.models.tokens import example_tokens, places_behind, places_of
 from fusible.models.tying import stored_head
 from fusible.pytorch import KVCache, Recipe, Sequential
 
@@ -83,6 +83,11 @@ class EncoderDecoderModel(PretrainedModel):
         yield from stored_in(plan.memory, self.memory)
         yield from stored_head([plan.head], [self.head], self._table)
 
+    def examples(self) -> tuple[Example, ...]:
+        inputs = self.blueprint.inputs.example(self.device)
+        named = {place: ("source" if name == "sequence" else name, most) for place, (name, most) in inputs.dimensions.items()}
+        return Example(inputs.value, named), example_tokens(self.context, self.device)
+
     def forward(
         self,
         inputs: torch.Tensor,
@@ -90,8 +95,8 @@ class EncoderDecoderModel(PretrainedModel):
         seq_lens: torch.Tensor | None = None,
         token_lens: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if tokens.dim() != 2 or len(tokens) != len(inputs):
-            wanted = f"[{len(inputs)}, seq], a row for each of the inputs"
+        if tokens.dim() != 2 or tokens.shape[0] != inputs.shape[0]:
+            wanted = f"[{inputs.shape[0]}, seq], a row for each of the inputs"
             raise ShapeError(expected(wanted, of="tokens of a decoder", got=list(tokens.shape), do="give a row of tokens for each"))
         memory = self.remember(self.encode(inputs, seq_lens), seq_lens)
         x = self._rows(tokens, places_of(tokens, token_lens))

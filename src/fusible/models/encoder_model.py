@@ -11,7 +11,7 @@ from torch import nn
 from fusible.errors import ArgumentError, expected
 from fusible.models.blueprints import EncoderBlueprint
 from fusible.models.parts import stored_in
-from fusible.models.pretrained_model import PretrainedModel
+from fusible.models.pretrained_model import Example, PretrainedModel
 from fusible.models.tying import stored_head
 from fusible.pytorch import Recipe, Sequential
 
@@ -51,6 +51,9 @@ class EncoderModel(PretrainedModel):
             yield from stored_head(plan.head, list(self.head), self._first_parameter)
         if self.pooler is not None and plan.pooler is not None:
             yield from stored_in(plan.pooler, self.pooler)
+
+    def examples(self) -> tuple[Example, ...]:
+        return (self.blueprint.inputs.example(self.device),)
 
     def forward(self, inputs: torch.Tensor, seq_lens: torch.Tensor | None = None, token_types: torch.Tensor | None = None) -> torch.Tensor:
         hidden = self.encode(inputs, seq_lens, token_types)

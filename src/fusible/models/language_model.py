@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from fusible.errors import ArgumentError, expected
 from fusible.models.parts import Blueprint, stored_in
-from fusible.models.pretrained_model import PretrainedModel
-from fusible.models.tokens import check_places, check_tokens, places_behind, places_of
+from fusible.models.pretrained_model import Example, PretrainedModel
+from fusible.models.tokens import check_places, check_tokens, example_tokens, places_behind, places_of
 from fusible.models.tying import stored_head
 from fusible.pytorch import KVCache, Recipe, Sequential
 
@@ -58,6 +58,9 @@ class LanguageModel(PretrainedModel):
             yield plan.positions, self.positions.weight
         yield from stored_in(plan.body, self.body)
         yield from stored_head([plan.head], [self.head], self.embedding.weight)
+
+    def examples(self) -> tuple[Example, ...]:
+        return (example_tokens(self.context, self.device),)
 
     def new_cache(self, sequences: int, capacity: int, page_size: int | None = None, pages: int | None = None) -> KVCache:
         """A cache of keys and values, in the dtype of activations."""

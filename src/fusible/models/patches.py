@@ -11,6 +11,7 @@ from torch import nn
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.models.parts import Product, Weights
+from fusible.models.pretrained_model import Example
 
 __all__ = ["PatchEmbedding", "Patches"]
 
@@ -39,6 +40,9 @@ class Patches:
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
         return (self.hidden, self.channels, *self.patch)
+
+    def example(self, device: torch.device) -> Example:
+        return Example(torch.zeros(2, self.channels, *self.image, device=device), {0: ("batch", None)})
 
     def made(self, weights: Weights) -> nn.Module:
         positions = weights.values(self.positions, (1, 1 + self.count, self.hidden))
@@ -71,6 +75,6 @@ class PatchEmbedding(nn.Module):
             raise ShapeError(expected(f"[batch, {', '.join(map(str, wanted))}]", of=of, got=list(pixels.shape), do="resize the pictures"))
         height, width = plan.patch
         cut = pixels.to(self.first.dtype).unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [batch, channels, rows, height, columns, width]
-        patches = cut.permute(0, 2, 4, 1, 3, 5).reshape(len(pixels), plan.count, -1)
-        rows = torch.cat([self.first.expand(len(pixels), -1, -1), self.projection(patches)], 1)
+        patches = cut.permute(0, 2, 4, 1, 3, 5).reshape(pixels.shape[0], plan.count, -1)
+        rows = torch.cat([self.first.expand(pixels.shape[0], -1, -1), self.projection(patches)], 1)
         return rows + self.positions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,15 @@ from torch import nn
 
 from fusible.pytorch import Recipe, autocast
 
-__all__ = ["PretrainedModel"]
+__all__ = ["Example", "PretrainedModel"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """An input such as a model takes; by the number of each dimension that is open its name and the most that it may be, None for any."""
+
+    value: torch.Tensor
+    dimensions: Mapping[int, tuple[str, int | None]]
 
 
 class PretrainedModel(nn.Module):
@@ -35,6 +44,10 @@ class PretrainedModel(nn.Module):
     def stored_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters by the names and in the shapes that the family's checkpoints have, each once: where a head's weight is an embedding's, as
         that alone."""
+        raise NotImplementedError
+
+    def examples(self) -> tuple[Example, ...]:
+        """What a call takes, small."""
         raise NotImplementedError
 
     @property

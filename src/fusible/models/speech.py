@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.models.parts import Weights
+from fusible.models.pretrained_model import Example
 
 __all__ = ["Speech", "SpeechEmbedding", "sinusoids"]
 
@@ -41,6 +42,9 @@ class Speech:
     @property
     def table(self) -> str:
         return self.positions
+
+    def example(self, device: torch.device) -> Example:
+        return Example(torch.zeros(2, self.bands, 2 * self.length, device=device), {0: ("batch", None)})
 
     def made(self, weights: Weights) -> nn.Module:
         first = self._convolution(weights, self.first, self.bands, 1)

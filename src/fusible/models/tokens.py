@@ -12,8 +12,11 @@ from torch.nn import functional as F
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.models.parts import Weights
+from fusible.models.pretrained_model import Example
 
-__all__ = ["TokenEmbedding", "Tokens", "check_places", "check_tokens", "places_behind", "places_of", "table_of"]
+__all__ = ["TokenEmbedding", "Tokens", "check_places", "check_tokens", "example_tokens", "places_behind", "places_of", "table_of"]
+
+_ROWS, _TOKENS = 2, 8
 
 
 def check_tokens(tokens: torch.Tensor, seq_lens: torch.Tensor | None, of: str) -> None:
@@ -45,6 +48,12 @@ def check_places(places: torch.Tensor, context: int) -> None:
         raise ArgumentError(expected(f"at most {context} tokens", of="a sequence", got=got, do="give a shorter one"))
 
 
+def example_tokens(context: int | None, device: torch.device) -> Example:
+    """A few tokens of a model with such a context."""
+    value = torch.zeros(_ROWS, min(_TOKENS, context or _TOKENS), dtype=torch.int64, device=device)
+    return Example(value, {0: ("batch", None), 1: ("sequence", context)})
+
+
 def table_of(weights: Weights, name: str, rows: int, columns: int) -> nn.Embedding:
     """The table ``name``, ``[rows, columns]``."""
     return nn.Embedding.from_pretrained(weights.values(name, (rows, columns)), freeze=False)
@@ -67,6 +76,9 @@ class Tokens:
     @property
     def table(self) -> str:
         return self.words
+
+    def example(self, device: torch.device) -> Example:
+        return example_tokens(self.context or None, device)
 
     def made(self, weights: Weights) -> nn.Module:
         words = table_of(weights, self.words, self.vocabulary, self.hidden)
