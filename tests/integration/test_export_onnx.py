@@ -14,7 +14,7 @@ import torch
 from convert_families import transformers
 from exported_models import FORMATS, bound, elsewhere
 from onnx.reference import ReferenceEvaluator
-from pretrained_models import DECODERS, drawn, reference, saved
+from pretrained_models import DECODERS, FAMILIES, drawn, given, reference, saved
 
 import fusible
 from fusible.cli import main
@@ -59,6 +59,22 @@ def test_a_family_is_a_file_of_any_size(name: str, tmp_path: Path) -> None:
     assert made.graph.input[0].name == "tokens" and sizes == ["batch", "sequence"]
     kinds = {node.op_type for node in made.graph.node}
     assert not kinds & {"QuantizeLinear", "DequantizeLinear"} and str(tmp_path).encode() not in made.SerializeToString()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in DECODERS])
+def test_an_encoder_is_a_file_of_any_size(name: str, tmp_path: Path) -> None:
+    model, (inputs, _) = from_pretrained(saved(name, tmp_path)), given(name)
+    export_onnx(model, tmp_path / "model.onnx")
+    onnx.checker.check_model(str(tmp_path / "model.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    assert names == ["inputs", "tokens"][: len(inputs)]
+    for values in (inputs, [value[:1] for value in inputs]):
+        with torch.no_grad():
+            want = model(*values)
+        found = session.run(None, {name: value.numpy() for name, value in zip(names, values, strict=True)})[0]
+        np.testing.assert_allclose(np.asarray(found), want.numpy(), rtol=0, atol=bound(want))
 
 
 @pytest.mark.parametrize("opset", [23, pytest.param(21, marks=pytest.mark.slow)])
