@@ -25,9 +25,9 @@ def folder_with_tokenizer(folder: Path) -> Path:
     return with_tokenizer(saved("llama", folder))
 
 
-def with_tokenizer(place: Path) -> Path:
-    """A model's directory, with a tokenizer whose tokens are letters."""
-    letters = {chr(97 + i): i + 3 for i in range(26)}
+def with_tokenizer(place: Path, further: int = 0) -> Path:
+    """A model's directory, with a tokenizer whose tokens are letters, and ``further`` ones behind them Chinese signs."""
+    letters = {chr(97 + i): i + 3 for i in range(26)} | {chr(0x4E00 + i): i + 29 for i in range(further)}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"<unk>": 0, **letters}, merges=[], unk_token="<unk>"))
     made.save(str(place / "tokenizer.json"))
     return place

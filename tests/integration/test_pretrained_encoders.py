@@ -14,6 +14,7 @@ from pretrained_models import DECODERS, FAMILIES, drawn, given, reference, saved
 from test_evaluate import with_tokenizer
 from test_pretrained import FP32, close
 
+import fusible
 from fusible.cli import main
 from fusible.errors import ArgumentError, CheckpointError, ShapeError
 from fusible.models import EncoderModel, from_pretrained
@@ -56,6 +57,28 @@ def test_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     for parameter, gradient in found.items():
         # Of a sum over tokens; where all of it cancels (biases of keys), what is left is rounding of the others.
         torch.testing.assert_close(gradient, wanted.tensor(parameter), rtol=2e-4, atol=1e-5 * largest, msg=parameter)
+
+
+@pytest.mark.parametrize("recipe", [fusible.DelayedScaling(), fusible.MXFP8BlockScaling()], ids=lambda recipe: type(recipe).__name__)
+@pytest.mark.parametrize("name", ["bert", "vit", "whisper", "t5"])
+def test_a_trainable_model_trains_under_a_recipe(name: str, recipe: fusible.Recipe, tmp_path: Path) -> None:
+    """And does not write to the file that it came from."""
+    folder = saved(name, tmp_path)
+    before = (folder / "model.safetensors").read_bytes()
+    model, plain, (ours, _) = from_pretrained(folder, recipe, trainable=True), from_pretrained(folder), given(name)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.05), []
+    labels = torch.randint(2, model(*ours).shape[:-1], generator=torch.Generator().manual_seed(3))
+    for _ in range(4):
+        outputs = model(*ours)
+        loss = fusible.CrossEntropyLoss()(outputs.flatten(0, -2), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[3] < losses[2] < losses[1] < losses[0]
+    with torch.no_grad():  # the recipe is at work: it rounds
+        assert not torch.equal(from_pretrained(folder, recipe, trainable=True)(*ours), plain(*ours))
+    assert (folder / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("held", HELD)
@@ -207,8 +230,12 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("command", ["generate", "serve", "evaluate", "train", "train config.json"])
-@pytest.mark.parametrize("name", ["bert", "vit", "whisper", "t5"])
+GO_ON = ["generate", "serve", "evaluate", "train", "train config.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [(name, command) for name in ("bert", "vit", "whisper", "t5") for command in GO_ON if (name, command) != ("t5", "generate")]
+)
 def test_commands_that_go_on_from_text_refuse_in_one_sentence(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = with_tokenizer(saved(name, tmp_path))
     assert main(commands(folder)[command]) == 2

@@ -9,13 +9,16 @@ import pytest
 import torch
 from convert_families import WORDS
 from pretrained_models import ENCODER_DECODERS, drawn, given, reference, saved
+from test_evaluate import with_tokenizer
 from test_pretrained import FP32, close
 
+from fusible.cli import main
 from fusible.errors import ArgumentError, ShapeError
 from fusible.models import EncoderDecoderModel, from_config, from_pretrained, save_pretrained
 from fusible.models.checkpoints import open_checkpoint, write_checkpoint
 from fusible.models.generation import Sampling
 from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.text import Tokenizer
 from fusible.pytorch import KVCache
 
 COUNT = 32
@@ -179,3 +182,23 @@ def test_lists_of_tokens_that_do_not_fit_are_one_sentence(tmp_path: Path) -> Non
     with pytest.raises(ArgumentError, match="each of the inputs: expected at least one token, got none"):
         model.generate([[1], []], 4)
     assert model.generate([], 4) == []
+
+
+def test_the_command_encodes_a_prompt_and_prints_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = with_tokenizer(saved("t5", tmp_path), WORDS - 29)
+    tokenizer, model = Tokenizer.from_folder(folder), model_of("t5", tmp_path)
+    options = ["generate", str(folder), "--temperature", "0", "--max-tokens", "8"]
+    texts = [tokenizer.decode(text) for text in model.generate([tokenizer.encode(prompt) for prompt in ("abc", "hello")], 8)]
+    assert all(len(text) > 3 for text in texts) and texts[0] != texts[1]
+    assert main([*options, "--prompt", "abc", "--prompt", "hello"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"[1]\n{texts[0]}\n[2]\n{texts[1]}\n" and "16 tokens in" in printed.err and "of 8 that were encoded" in printed.err
+    assert main([*options, "--prompt", "abc", "--format", "mxfp8"]) == 0
+    capsys.readouterr()
+    assert main([*options, "--prompt", "abc", "--stop", texts[0][3]]) == 0
+    assert capsys.readouterr().out == texts[0][: texts[0].index(texts[0][3])] + "\n"
+    assert main([*options, "--prompt", "abc", "--chat"]) == 2
+    refused = "--chat: expected a model that goes on from its prompt, got one that encodes the prompt; leave it out.\n"
+    assert capsys.readouterr().err == refused
+    assert main([*options, "--prompt", ""]) == 2
+    assert capsys.readouterr().err == "--prompt: expected at least one token, got none; give a text to encode.\n"
