@@ -143,8 +143,9 @@ class Product:
                 there = [torch.full((rows,), name is not None) for name, rows in zip(names, self.rows, strict=True)]
                 _keep_zero(layer, torch.cat(there))
             return layer
-        parts = [None] * len(matrices) if bias is None else bias.split(list(self.rows))
-        biases = [part if not names or name is not None else None for part, name in zip(parts, names or self.names, strict=True)]
+        biases = [None] * len(matrices) if bias is None else list(bias.split(list(self.rows)))
+        if None in names:
+            biases = [None if name is None else part for name, part in zip(names, biases, strict=True)]
         return SideBySide(*(self.of(matrix, of_it, weights) for matrix, of_it in zip(matrices, biases, strict=True)))
 
     def biases(self, weights: Weights) -> torch.Tensor | None:

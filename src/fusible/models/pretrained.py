@@ -69,12 +69,13 @@ def from_config(
 ) -> PretrainedModel:
     """A new model to be trained, which computes under ``recipe``. ``config``: its entries, or a ``config.json``, or the directory of one.
 
-    Matrices are normal with the deviation ``initializer_range`` (default: 0.02), by ``seed`` alone; norms change nothing, and biases are 0. Raises
-    what ``from_pretrained`` raises of a configuration.
+    Matrices are normal with the deviation ``initializer_range``, or Whisper's ``init_std`` (default: 0.02), by ``seed`` alone; norms change nothing,
+    and biases are 0. Raises what ``from_pretrained`` raises of a configuration.
     """
     entries = dict(config) if isinstance(config, Mapping) else _entries(Path(config))
     asked = Config(entries)
-    source = Seeded(_checked(dtype), torch.device(device), seed, asked.number("initializer_range", 0.02))
+    deviation = asked.number("initializer_range", asked.number("init_std", 0.02))
+    source = Seeded(_checked(dtype), torch.device(device), seed, deviation)
     return assembled(entries, blueprint_of(asked), source, recipe)
 
 

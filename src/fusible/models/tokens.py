@@ -61,8 +61,8 @@ def table_of(weights: Weights, name: str, rows: int, columns: int) -> nn.Embeddi
 
 @dataclass(frozen=True)
 class Tokens:
-    """Rows of the table ``words [vocabulary, hidden]``, times ``scale``, with those of ``positions [context, hidden]`` and of ``types [kinds,
-    hidden]`` added, where these have names."""
+    """Rows of the table ``words [vocabulary, hidden]``, with those of ``positions [context, hidden]`` and of ``types [kinds, hidden]`` added, where
+    these have names."""
 
     words: str
     vocabulary: int
@@ -71,7 +71,6 @@ class Tokens:
     context: int = 0
     types: str | None = None
     kinds: int = 0
-    scale: float = 1.0
 
     @property
     def table(self) -> str:
@@ -84,7 +83,7 @@ class Tokens:
         words = table_of(weights, self.words, self.vocabulary, self.hidden)
         positions = None if self.positions is None else table_of(weights, self.positions, self.context, self.hidden)
         types = None if self.types is None else table_of(weights, self.types, self.kinds, self.hidden)
-        return TokenEmbedding(words, positions, types, self.scale)
+        return TokenEmbedding(words, positions, types)
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         tables = ((self.words, module.words), (self.positions, module.positions), (self.types, module.types))
@@ -92,12 +91,12 @@ class Tokens:
 
 
 class TokenEmbedding(nn.Module):
-    """``words[tokens] * scale + types[token_types] + positions[places]`` (see ``Tokens``): ``[*, hidden]`` of int64 ``[batch, seq]``, or of
+    """``words[tokens] + types[token_types] + positions[places]`` (see ``Tokens``): ``[*, hidden]`` of int64 ``[batch, seq]``, or of
     ``[tokens]`` with ``seq_lens``."""
 
-    def __init__(self, words: nn.Embedding, positions: nn.Embedding | None, types: nn.Embedding | None, scale: float = 1.0) -> None:
+    def __init__(self, words: nn.Embedding, positions: nn.Embedding | None, types: nn.Embedding | None) -> None:
         super().__init__()
-        self.words, self.positions, self.types, self.scale = words, positions, types, scale
+        self.words, self.positions, self.types = words, positions, types
 
     def forward(self, tokens: torch.Tensor, seq_lens: torch.Tensor | None = None, token_types: torch.Tensor | None = None) -> torch.Tensor:
         check_tokens(tokens, seq_lens, "an encoder")
@@ -109,8 +108,6 @@ class TokenEmbedding(nn.Module):
     def rows(self, tokens: torch.Tensor, places: torch.Tensor | None, token_types: torch.Tensor | None = None) -> torch.Tensor:
         """The rows of ``tokens`` at ``places``, which a model without positions does not need."""
         x = F.embedding(tokens, self.words.weight)
-        if self.scale != 1.0:
-            x = x * self.scale
         if self.types is not None:
             x = x + (self.types.weight[0] if token_types is None else F.embedding(token_types, self.types.weight))
         if self.positions is not None and places is not None:
