@@ -88,7 +88,7 @@ def test_weights_lie_in_8_bits(name: str, opset: int, tmp_path: Path) -> None:
     readers = [node for node in made.graph.node if node.op_type == "DequantizeLinear"]
     assert len(weights) == len(readers) == 2 * 4  # q, k and v as one, out, gate and up as one, down
     assert all(node.input[0] in weights and _attribute(node, "block_size") == BLOCKS[name] for node in readers)
-    codes: Any = model.body.get_submodule("0.1").weight
+    codes: Any = model.get_submodule("body.0.1").weight
     stored = codes._data if name == "fp8" else codes._rowwise_data
     assert weights["body.0.1.weight_codes"].raw_data == stored.numpy().tobytes()
 
@@ -99,7 +99,7 @@ def test_weights_lie_in_4_bits(tmp_path: Path) -> None:
     export_onnx(model, tmp_path / "model.onnx")
     onnx.checker.check_model(str(tmp_path / "model.onnx"), full_check=True)
     made = onnx.load(tmp_path / "model.onnx")
-    codes: Any = model.body.get_submodule("0.1").weight
+    codes: Any = model.get_submodule("body.0.1").weight
     weights = {one.name: one for one in made.graph.initializer if one.data_type == onnx.TensorProto.FLOAT4E2M1}
     readers = [node for node in made.graph.node if node.op_type == "DequantizeLinear"]
     assert len(weights) == 8 and sum(node.input[0] in weights for node in readers) == 8 and len(readers) == 16

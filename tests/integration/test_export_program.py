@@ -193,7 +193,7 @@ def test_what_no_program_has_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_program_refuses_what_is_longer_than_its_context(tmp_path: Path) -> None:
-    model = from_pretrained(saved("gpt2", tmp_path))
+    model: Any = from_pretrained(saved("gpt2", tmp_path))
     program = export_program(model)
     with pytest.raises(Exception, match=str(model.context)):
         program.module()(torch.zeros(1, model.context + 1, dtype=torch.int64))

@@ -77,7 +77,7 @@ def test_all_of_a_model_lies_on_the_device_that_is_asked_for(name: str, held: st
 @pytest.mark.parametrize("page_size", [None, 4])
 def test_tokens_one_by_one_give_the_same_logits(name: str, page_size: int | None, tmp_path: Path) -> None:
     """Two sequences of different lengths, read in two pieces, and then a token each."""
-    model = from_pretrained(saved(name, tmp_path))
+    model: Any = from_pretrained(saved(name, tmp_path))
     texts = [drawn(20, seed=2), drawn(13, seed=3)]
     cache, read = model.new_cache(2, 32, page_size), [0, 0]
     with torch.no_grad():

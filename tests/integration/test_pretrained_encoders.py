@@ -86,7 +86,7 @@ def test_a_trainable_model_trains_under_a_recipe(name: str, recipe: fusible.Reci
 def test_held_weights_are_those_of_a_model_of_their_values(name: str, held: str, tmp_path: Path) -> None:
     """And as far from the weights as the format rounds."""
     model, (ours, inputs) = from_pretrained(saved(name, tmp_path), HELD_FORMATS[held]), given(name)
-    plain = from_pretrained(tmp_path / name)
+    plain: Any = from_pretrained(tmp_path / name)
     quantized = [p for p in model.parameters() if isinstance(p, QuantizedTensor)]
     stacks = [plain.body] if isinstance(plain, EncoderModel) else [plain.encoder, plain.decoder, plain.memory]
     linears = [p for stack in stacks for p in stack.parameters() if p.dim() == 2]
@@ -153,7 +153,7 @@ def test_older_names_of_norms_are_read(tmp_path: Path) -> None:
 
 
 def test_a_head_of_the_table_is_one_parameter(tmp_path: Path) -> None:
-    model = from_pretrained(saved("bert", tmp_path), trainable=True)
+    model: Any = from_pretrained(saved("bert", tmp_path), trainable=True)
     tables = [p for p in model.parameters() if p.shape == (WORDS, 64) and p is not model.inputs.positions.weight]
     assert len(tables) == 1
 

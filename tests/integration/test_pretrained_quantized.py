@@ -72,7 +72,7 @@ def test_the_model_is_that_of_the_values(scheme: str, groups: int, tmp_path: Pat
         found, wanted = model(tokens), reference(tokens).logits
     # Products are summed up in fp32, of up to 384 terms.
     torch.testing.assert_close(found, wanted, rtol=0, atol=384**0.5 * 2.0**-22 * wanted.abs().max().item())
-    quantized = [p for p in model.body.parameters() if isinstance(p, QuantizedTensor)]
+    quantized = [p for p in model.get_submodule("body").parameters() if isinstance(p, QuantizedTensor)]
     apart = sum(isinstance(module, SideBySide) for module in model.modules())
     ragged = scheme.startswith("tiles") and groups == 1
     assert apart == (0 if scheme in JOINED and not ragged else 2 if ragged else 4)
@@ -82,7 +82,8 @@ def test_the_model_is_that_of_the_values(scheme: str, groups: int, tmp_path: Pat
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_token_after_another_gives_what_all_at_once_give(scheme: str, tmp_path: Path) -> None:
     folder, _ = written(tmp_path, scheme)
-    model, tokens = from_pretrained(folder), drawn(1, 6)
+    model: Any = from_pretrained(folder)
+    tokens = drawn(1, 6)
     cache, one = model.new_cache(1, 8), torch.ones(1, dtype=torch.int32)
     with torch.inference_mode():
         wanted = model(tokens)[0]
