@@ -13,14 +13,14 @@ from gpu_cases import DEVICE, apart, only
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 import finetune_models
 from convert_families import BY_NAME, RECIPES, Family, logits
-from pretrained_models import DECODERS, drawn, reference, saved
+from pretrained_models import DECODERS, ENCODER_DECODERS, FAMILIES, drawn, given, reference, saved, told
 from test_evaluate import folder_with_tokenizer
 from test_generate_pretrained import generated, wanted
 from test_pretrained_quantized import SCHEMES, written
 
 import fusible
 from fusible.cli import main
-from fusible.models import from_pretrained
+from fusible.models import EncoderDecoderModel, from_pretrained
 from fusible.models.held_formats import HELD_FORMATS
 
 FP32 = 1e-5
@@ -28,12 +28,23 @@ EIGHT_BITS = {"nvfp4": 2.0**-2}
 """What a rounding that falls to the other side changes under a recipe, beyond 2^-3."""
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    model, tokens = from_pretrained(saved(name, tmp_path), device=DEVICE), drawn(2, 24)
-    assert {p.device.type for p in model.parameters()} == {DEVICE.type}
+@pytest.mark.parametrize("name", FAMILIES)
+def test_outputs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model, (ours, theirs) = from_pretrained(saved(name, tmp_path), device=DEVICE), given(name)
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {DEVICE.type}
     with torch.no_grad():
-        assert apart([model(tokens.to(DEVICE)).double().cpu()], [reference(name)(tokens).logits.double()]) <= FP32
+        found = model(*(value.to(DEVICE) for value in ours))
+        assert apart([found.double().cpu()], [told(reference(name)(**theirs)).double()]) <= FP32
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model, ((inputs, _), theirs) = from_pretrained(saved(name, tmp_path), device=DEVICE), given(name)
+    del theirs["decoder_input_ids"]
+    assert isinstance(model, EncoderDecoderModel)
+    with torch.no_grad():
+        texts = reference(name).generate(**theirs, do_sample=False, max_new_tokens=32, min_new_tokens=32)[:, -32:]
+    assert model.generate(inputs.to(DEVICE), 32) == texts.tolist()
 
 
 @pytest.mark.parametrize("name", DECODERS)

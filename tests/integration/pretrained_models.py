@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from convert_families import BY_NAME, WORDS, Family, transformers
 
-__all__ = ["DECODERS", "drawn", "reference", "saved"]
+__all__ = ["DECODERS", "ENCODERS", "ENCODER_DECODERS", "FAMILIES", "called", "drawn", "given", "reference", "saved", "told"]
 
 _SCALED: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
@@ -21,7 +22,12 @@ _SCALED: dict[str, dict[str, Any]] = {
 
 def _with(name: str, of: str, **options: Any) -> Family:
     family = BY_NAME[of] if of in BY_NAME else DECODERS[of]
-    return Family(name, family.model, family.config, {**family.options, **options}, family.targets)
+    return replace(family, name=name, options={**family.options, **options})
+
+
+def _as(name: str, of: str, model: str, **options: Any) -> Family:
+    """The same, of another architecture."""
+    return replace(_with(name, of, **options), model=model)
 
 
 DECODERS: dict[str, Family] = {
@@ -46,11 +52,32 @@ DECODERS["deepseek_v3_halves"] = _with(
 )
 DECODERS |= {f"llama_{name}": _with(f"llama_{name}", "llama", rope_parameters=rope) for name, rope in _SCALED.items()}
 
+ENCODERS: dict[str, Family] = {
+    "bert": BY_NAME["bert"],
+    "bert_model": _as("bert_model", "bert", "BertModel"),
+    "bert_classifier": _as("bert_classifier", "bert", "BertForSequenceClassification", num_labels=5),
+    "bert_untied": _with("bert_untied", "bert", tie_word_embeddings=False, hidden_act="gelu_new"),
+    "vit": BY_NAME["vit"],
+    "vit_model": _as("vit_model", "vit", "ViTModel"),
+    "vit_oblong": _with("vit_oblong", "vit", image_size=[16, 24], patch_size=[4, 8], num_channels=1, num_labels=5, qkv_bias=False),
+}
+ENCODER_DECODERS: dict[str, Family] = {
+    "whisper": BY_NAME["whisper"],
+    "whisper_oblong": _with(
+        "whisper_oblong", "whisper", encoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=128, activation_function="relu"
+    ),
+    "t5": BY_NAME["t5"],
+    "t5_gated": BY_NAME["t5_gated"],
+    "t5_oblong": _with("t5_oblong", "t5", num_decoder_layers=1, d_kv=8, relative_attention_num_buckets=8, relative_attention_max_distance=12),
+    "t5_unscaled": _with("t5_unscaled", "t5", tie_word_embeddings=False),
+}
+FAMILIES = DECODERS | ENCODERS | ENCODER_DECODERS
+
 
 @cache
 def reference(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model of a family; nobody trains it."""
-    return DECODERS[name].make(dtype=dtype)
+    return FAMILIES[name].make(dtype=dtype)
 
 
 def saved(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -63,6 +90,33 @@ def saved(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
 def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
     """Tokens at random."""
     return torch.randint(3, WORDS, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def given(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """The arguments of a call of our model, and those of transformers' for the same."""
+    return called(FAMILIES[name], dtype)
+
+
+def called(family: Family, dtype: torch.dtype = torch.float32) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """The same, of a family of any sizes."""
+    if family.kind == "image":
+        size = family.options["image_size"]
+        height, width = size if isinstance(size, list) else (size, size)
+        pixels = torch.randn(2, family.options.get("num_channels", 3), height, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+        return (pixels,), {"pixel_values": pixels}
+    tokens = drawn(2, 24)
+    if family.kind == "speech":
+        features = torch.randn(2, 16, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+        return (features, tokens), {"input_features": features, "decoder_input_ids": tokens}
+    if family.kind == "encoder-decoder":
+        source = drawn(2, 17, seed=4)
+        return (source, tokens), {"input_ids": source, "decoder_input_ids": tokens}
+    return (tokens,), {"input_ids": tokens}
+
+
+def told(outputs: Any) -> torch.Tensor:
+    """What a model is for, of all that transformers' gives: its logits, or its last hidden states."""
+    return outputs[0]
 
 
 transformers.logging.disable_progress_bar()

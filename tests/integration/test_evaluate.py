@@ -14,16 +14,20 @@ from pretrained_models import reference, saved
 
 import fusible
 from fusible.cli import main
-from fusible.models import from_pretrained
 from fusible.models.evaluation import evaluate, token_windows
+from fusible.models.pretrained import language_model_from
 
 TEXT = "".join(chr(97 + (i * i + i // 7) % 26) for i in range(400))
 
 
 def folder_with_tokenizer(folder: Path) -> Path:
     """A small Llama whose tokens are letters."""
-    place = saved("llama", folder)
-    letters = {chr(97 + i): i + 3 for i in range(26)}
+    return with_tokenizer(saved("llama", folder))
+
+
+def with_tokenizer(place: Path, further: int = 0) -> Path:
+    """A model's directory, with a tokenizer whose tokens are letters, and ``further`` ones behind them Chinese signs."""
+    letters = {chr(97 + i): i + 3 for i in range(26)} | {chr(0x4E00 + i): i + 29 for i in range(further)}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"<unk>": 0, **letters}, merges=[], unk_token="<unk>"))
     made.save(str(place / "tokenizer.json"))
     return place
@@ -39,7 +43,7 @@ def test_windows_follow_one_another_and_each_foretells_the_next() -> None:
 def test_figures_are_those_of_a_plain_computation(tmp_path: Path) -> None:
     """Of transformers' model and one whose weights are held in MXFP8, in float64."""
     folder = saved("llama", tmp_path)
-    model, plain = from_pretrained(folder, fusible.MXFP8BlockScaling()), from_pretrained(folder)
+    model, plain = language_model_from(folder, fusible.MXFP8BlockScaling()), language_model_from(folder)
     windows = token_windows(torch.randint(WORDS, (65,), generator=torch.Generator().manual_seed(0)), 16)
     found = evaluate(model, plain, windows)
     with torch.no_grad():
@@ -54,7 +58,7 @@ def test_figures_are_those_of_a_plain_computation(tmp_path: Path) -> None:
 
 
 def test_a_model_beside_itself_differs_by_nothing(tmp_path: Path) -> None:
-    model = from_pretrained(saved("llama", tmp_path))
+    model = language_model_from(saved("llama", tmp_path))
     found = evaluate(model, model, token_windows(torch.arange(40), 8))
     assert found.divergence == 0 and found.agreement == 1
 

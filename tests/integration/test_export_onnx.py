@@ -14,7 +14,7 @@ import torch
 from convert_families import transformers
 from exported_models import FORMATS, bound, elsewhere
 from onnx.reference import ReferenceEvaluator
-from pretrained_models import DECODERS, drawn, reference, saved
+from pretrained_models import DECODERS, FAMILIES, drawn, given, reference, saved
 
 import fusible
 from fusible.cli import main
@@ -61,6 +61,22 @@ def test_a_family_is_a_file_of_any_size(name: str, tmp_path: Path) -> None:
     assert not kinds & {"QuantizeLinear", "DequantizeLinear"} and str(tmp_path).encode() not in made.SerializeToString()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in DECODERS])
+def test_an_encoder_is_a_file_of_any_size(name: str, tmp_path: Path) -> None:
+    model, (inputs, _) = from_pretrained(saved(name, tmp_path)), given(name)
+    export_onnx(model, tmp_path / "model.onnx")
+    onnx.checker.check_model(str(tmp_path / "model.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    assert names == ["inputs", "tokens"][: len(inputs)]
+    for values in (inputs, [value[:1] for value in inputs]):
+        with torch.no_grad():
+            want = model(*values)
+        found = session.run(None, {name: value.numpy() for name, value in zip(names, values, strict=True)})[0]
+        np.testing.assert_allclose(np.asarray(found), want.numpy(), rtol=0, atol=bound(want))
+
+
 @pytest.mark.parametrize("opset", [23, pytest.param(21, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["mxfp8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp8", "block"))])
 def test_weights_lie_in_8_bits(name: str, opset: int, tmp_path: Path) -> None:
@@ -72,7 +88,7 @@ def test_weights_lie_in_8_bits(name: str, opset: int, tmp_path: Path) -> None:
     readers = [node for node in made.graph.node if node.op_type == "DequantizeLinear"]
     assert len(weights) == len(readers) == 2 * 4  # q, k and v as one, out, gate and up as one, down
     assert all(node.input[0] in weights and _attribute(node, "block_size") == BLOCKS[name] for node in readers)
-    codes: Any = model.body.get_submodule("0.1").weight
+    codes: Any = model.get_submodule("body.0.1").weight
     stored = codes._data if name == "fp8" else codes._rowwise_data
     assert weights["body.0.1.weight_codes"].raw_data == stored.numpy().tobytes()
 
@@ -83,7 +99,7 @@ def test_weights_lie_in_4_bits(tmp_path: Path) -> None:
     export_onnx(model, tmp_path / "model.onnx")
     onnx.checker.check_model(str(tmp_path / "model.onnx"), full_check=True)
     made = onnx.load(tmp_path / "model.onnx")
-    codes: Any = model.body.get_submodule("0.1").weight
+    codes: Any = model.get_submodule("body.0.1").weight
     weights = {one.name: one for one in made.graph.initializer if one.data_type == onnx.TensorProto.FLOAT4E2M1}
     readers = [node for node in made.graph.node if node.op_type == "DequantizeLinear"]
     assert len(weights) == 8 and sum(node.input[0] in weights for node in readers) == 8 and len(readers) == 16

@@ -9,7 +9,7 @@ import pytest
 import torch
 from convert_families import WORDS, transformers
 from exported_models import FORMATS, bound, elsewhere
-from pretrained_models import DECODERS, drawn, reference, saved
+from pretrained_models import DECODERS, FAMILIES, drawn, given, reference, saved
 
 import fusible
 from fusible.compat import te_modules
@@ -34,6 +34,23 @@ def test_a_family_is_a_program_of_any_size(name: str, tmp_path: Path) -> None:
     model = from_pretrained(saved(name, tmp_path))
     program = export_program(model)
     _check(program, model)
+    assert not any("fusible" in str(node.target) for node in program.graph.nodes)
+
+
+def _others() -> list[Any]:
+    quick = ("bert", "vit_model", "whisper", "t5")
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in FAMILIES if name not in DECODERS]
+
+
+@pytest.mark.parametrize("name", _others())
+def test_an_encoder_is_a_program_of_any_size(name: str, tmp_path: Path) -> None:
+    """Of other pictures, speech and tokens than its own examples, which are few and 0."""
+    model, (ours, _) = from_pretrained(saved(name, tmp_path), FORMATS["mxfp8"], dtype=torch.float32), given(name)
+    program = export_program(model)
+    for inputs in (ours, [value[:1] for value in ours]):
+        with torch.no_grad():
+            found, want = program.module()(*inputs), model(*inputs)
+        torch.testing.assert_close(found, want, rtol=0, atol=bound(want))
     assert not any("fusible" in str(node.target) for node in program.graph.nodes)
 
 
@@ -176,7 +193,7 @@ def test_what_no_program_has_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_program_refuses_what_is_longer_than_its_context(tmp_path: Path) -> None:
-    model = from_pretrained(saved("gpt2", tmp_path))
+    model: Any = from_pretrained(saved("gpt2", tmp_path))
     program = export_program(model)
     with pytest.raises(Exception, match=str(model.context)):
         program.module()(torch.zeros(1, model.context + 1, dtype=torch.int64))

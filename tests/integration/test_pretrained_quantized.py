@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from convert_families import WORDS, transformers
-from pretrained_models import drawn, saved
+from convert_families import BY_NAME, WORDS, transformers
+from pretrained_models import called, drawn, saved
 
 import fusible
 from fusible.models import from_pretrained
-from fusible.models.checkpoints import MXFP4WeightQuantizer, open_checkpoint, write_checkpoint
+from fusible.models.checkpoints import MXFP4WeightQuantizer, open_checkpoint, quantize_checkpoint, write_checkpoint
 from fusible.models.held_formats import HELD_FORMATS
 from fusible.models.joining import joined_rows
 from fusible.models.side_by_side import SideBySide
@@ -72,7 +74,7 @@ def test_the_model_is_that_of_the_values(scheme: str, groups: int, tmp_path: Pat
         found, wanted = model(tokens), reference(tokens).logits
     # Products are summed up in fp32, of up to 384 terms.
     torch.testing.assert_close(found, wanted, rtol=0, atol=384**0.5 * 2.0**-22 * wanted.abs().max().item())
-    quantized = [p for p in model.body.parameters() if isinstance(p, QuantizedTensor)]
+    quantized = [p for p in model.get_submodule("body").parameters() if isinstance(p, QuantizedTensor)]
     apart = sum(isinstance(module, SideBySide) for module in model.modules())
     ragged = scheme.startswith("tiles") and groups == 1
     assert apart == (0 if scheme in JOINED and not ragged else 2 if ragged else 4)
@@ -82,7 +84,8 @@ def test_the_model_is_that_of_the_values(scheme: str, groups: int, tmp_path: Pat
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_token_after_another_gives_what_all_at_once_give(scheme: str, tmp_path: Path) -> None:
     folder, _ = written(tmp_path, scheme)
-    model, tokens = from_pretrained(folder), drawn(1, 6)
+    model: Any = from_pretrained(folder)
+    tokens = drawn(1, 6)
     cache, one = model.new_cache(1, 8), torch.ones(1, dtype=torch.int32)
     with torch.inference_mode():
         wanted = model(tokens)[0]
@@ -166,6 +169,45 @@ def test_a_trainable_model_has_the_values(tmp_path: Path) -> None:
     assert all(p.requires_grad for p in model.parameters())
     wanted = reference(tokens).logits
     torch.testing.assert_close(model(tokens), wanted, rtol=0, atol=384**0.5 * 2.0**-22 * wanted.abs().max().item())
+
+
+LARGER: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 128, "intermediate_size": 256},
+    "vit": {"hidden_size": 128, "intermediate_size": 256},
+    "whisper": {"d_model": 128, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256},
+    "t5": {"d_model": 128, "d_kv": 32, "d_ff": 256},
+    "t5_gated": {"d_model": 128, "d_kv": 32, "d_ff": 256},
+}
+"""Of whole blocks of 128."""
+WRITTEN = {
+    "fp8": transformers.CompressedTensorsConfig,
+    "block": transformers.FineGrainedFP8Config,
+    **dict.fromkeys(("mxfp8", "nvfp4", "mxfp4"), transformers.CompressedTensorsConfig),
+}
+"""By the formats of ``fusible quantize`` how transformers is asked to dequantize."""
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+@pytest.mark.parametrize("name", LARGER)
+def test_encoders_that_fusible_quantizes_are_those_that_transformers_reads(name: str, form: str, tmp_path: Path) -> None:
+    family = replace(BY_NAME[name], options={**BY_NAME[name].options, **LARGER[name]})
+    family.make().save_pretrained(tmp_path / "plain")
+    made = quantize_checkpoint(tmp_path / "plain", tmp_path / form, form)
+    model = from_pretrained(tmp_path / form)
+    held = [p for p in model.parameters() if isinstance(p, QuantizedTensor)]
+    apart = sum(isinstance(module, SideBySide) for module in model.modules())
+    assert made.weights == {"bert": 12, "vit": 12, "whisper": 32, "t5": 32, "t5_gated": 36}[name]
+    # Of a layer 4 weights of attention, 3 of which are one product; of the decoder's second attention k and v are. Not where each has its own scale.
+    joined = 2 * 4 if name in ("bert", "vit") else 2 * 4 + 2 * 7
+    assert (len(held), apart > 0) == ((made.weights, True) if form == "fp8" else (joined, False))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="You passed `quantization_config`", category=UserWarning)
+        theirs = getattr(transformers, family.model).from_pretrained(tmp_path / form, quantization_config=WRITTEN[form](dequantize=True)).eval()
+    ours, inputs = called(family)
+    with torch.no_grad():
+        found, wanted = model(*ours), theirs(**inputs).logits
+    # transformers rounds the values of NVFP4 to bf16.
+    assert (found - wanted).norm() < (2.0**-7 if form == "nvfp4" else 1e-5) * wanted.norm()
 
 
 QUANTIZERS = {

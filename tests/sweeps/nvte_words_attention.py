@@ -183,13 +183,18 @@ def _(draw: Draw) -> Given:
     cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
     q, scale = draw.tensor(sum(lengths), groups * draw.of(1, 2), width, type=kind), width**-0.5
     window, options, parts = draw.of((-1, -1), (0, 0), (2, -1), (3, 0)), _options(draw, q.shape[1]), []
+    queries, keys = max(lengths), max(a + b for a, b in zip(lengths, starts, strict=True)) + draw.of(0, 1)
+    shape = draw.of(1, 2), draw.of(1, q.shape[1]), draw.of(1, queries), draw.of(1, keys)
+    bias = draw.tensor(*shape, type=DType.Float32) if draw.of(True, False) else None
+    added = None if bias is None else f64(bias).expand(2, q.shape[1], queries, keys)
     for i, part in enumerate(f64(q).split(lengths)):
         ends = starts[i] + lengths[i]
         k, v = (_held(pages, cache, i, ends).repeat_interleave(q.shape[1] // groups, 1) for pages in (cache.k, cache.v))
         scores = torch.einsum("qhd,khd->hqk", part, k) * scale
-        scores = _scored(scores, {"options": options, "window_size": window}, starts[i], None)
+        scores = _scored(scores, {"options": options, "window_size": window}, starts[i], None if added is None else added[i])
         scores = scores.masked_fill(torch.ones(lengths[i], ends).triu(starts[i] + 1).bool(), -torch.inf)
         parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
     values = f64(cache.v)
     wanted = nearly(torch.cat(parts), f64(q), f64(cache.k), values, type=kind, slack=_probabilities(kind, values))
-    return Given({"q": q, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window, "options": options}, [wanted])
+    given = {"q": q, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window, "options": options, "bias": bias}
+    return Given(given, [wanted])

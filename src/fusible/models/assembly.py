@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from fusible.errors import CheckpointError, expected
+from fusible.models.blueprints import EncoderBlueprint, EncoderDecoderBlueprint
+from fusible.models.encoder_decoder_model import EncoderDecoderModel, Modules
+from fusible.models.encoder_model import EncoderModel
 from fusible.models.joining import joined_rows
 from fusible.models.language_model import LanguageModel
-from fusible.models.parts import Blueprint, Weights
+from fusible.models.parts import Blueprint, Part, Product, Weights
+from fusible.models.pretrained_model import PretrainedModel
+from fusible.models.tokens import table_of
 from fusible.models.transformer_engine import Stored
+from fusible.models.tying import tied_product
 from fusible.pytorch import Recipe, Sequential, quantize_parameters
 from fusible.quantized import QuantizedTensor
 
@@ -21,33 +28,75 @@ __all__ = ["Read", "Seeded", "Source", "assembled"]
 
 
 class Source(Weights, Protocol):
-    """Parameters for a whole model. ``trainable``: they get gradients, and are memory of its own."""
+    """Parameters for a whole model. ``trainable``: they get gradients, and are memory of its own. ``new``: they are made, not read."""
 
     @property
     def trainable(self) -> bool: ...
+
+    @property
+    def new(self) -> bool: ...
 
     def has(self, name: str) -> bool:
         """Whether there is a parameter of that name."""
         ...
 
 
-def assembled(config: Mapping[str, Any], blueprint: Blueprint, source: Source, recipe: Recipe | None) -> LanguageModel:
+def assembled(config: Mapping[str, Any], blueprint: Any, source: Source, recipe: Recipe | None) -> PretrainedModel:
     """The model of ``blueprint`` with the parameters of ``source``, which computes under ``recipe``."""
-    table = source.matrix(blueprint.embedding, (blueprint.vocabulary, blueprint.hidden))
-    embedding, positions = nn.Embedding.from_pretrained(table, freeze=not source.trainable), None
-    if blueprint.positions is not None:
-        places = source.matrix(blueprint.positions, (blueprint.context, blueprint.hidden))
-        positions = nn.Embedding.from_pretrained(places, freeze=not source.trainable)
-    body = Sequential(*(part.made(source) for part in blueprint.body))
-    head, shared = blueprint.head, blueprint.tied and not source.has(f"{blueprint.head.names[0]}.weight")
-    if shared:
-        made = head.of(table, source.vector([f"{head.names[0]}.bias"], head.rows) if head.bias else None, source)
-        made.weight = embedding.weight  # one parameter, for optimizers and for what counts bytes
-    else:
-        made = head.made(source)
-    model = LanguageModel(config, blueprint, embedding, positions, body, made, recipe)
+    model = _model(blueprint, config, source, recipe)
     model.requires_grad_(source.trainable)
     return model.train(source.trainable)
+
+
+@singledispatch
+def _model(blueprint: Any, config: Mapping[str, Any], source: Source, recipe: Recipe | None) -> PretrainedModel:
+    """By the class of the blueprint: what makes models of such, a function registered below."""
+    raise NotImplementedError(type(blueprint).__name__)
+
+
+@_model.register
+def _(blueprint: Blueprint, config: Mapping[str, Any], source: Source, recipe: Recipe | None) -> LanguageModel:
+    embedding, positions = table_of(source, blueprint.embedding, blueprint.vocabulary, blueprint.hidden), None
+    if blueprint.positions is not None:
+        positions = table_of(source, blueprint.positions, blueprint.context, blueprint.hidden)
+    body = _chain(blueprint.body, source)
+    head = _end(blueprint.head, embedding if blueprint.tied else None, source)
+    return LanguageModel(config, blueprint, embedding, positions, body, head, recipe)
+
+
+@_model.register
+def _(blueprint: EncoderBlueprint, config: Mapping[str, Any], source: Source, recipe: Recipe | None) -> EncoderModel:
+    inputs: Any = blueprint.inputs.made(source)
+    body, head, pooler = _chain(blueprint.body, source), None, None
+    if blueprint.head:
+        *before, last = blueprint.head
+        head = _chain(before, source)
+        head.append(_end(last, inputs.words if blueprint.tied else None, source))
+    if blueprint.pooler is not None and (source.new or source.has(f"{blueprint.pooler[0].names[0]}.weight")):
+        pooler = _chain(blueprint.pooler, source)
+    return EncoderModel(config, blueprint, inputs, body, head, pooler, recipe)
+
+
+@_model.register
+def _(blueprint: EncoderDecoderBlueprint, config: Mapping[str, Any], source: Source, recipe: Recipe | None) -> EncoderDecoderModel:
+    tokens: Any = blueprint.tokens.made(source)
+    inputs = tokens if blueprint.inputs == blueprint.tokens else blueprint.inputs.made(source)
+    encoder, decoder = _chain(blueprint.encoder, source), _chain(blueprint.decoder, source)
+    memory = nn.ModuleList(part.made(source) for part in blueprint.memory)
+    tables = [None if table is None else table.made(source) for table in (blueprint.encoder_table, blueprint.decoder_table)]
+    head = _end(blueprint.head, tokens.words if blueprint.tied else None, source)
+    return EncoderDecoderModel(config, blueprint, Modules(inputs, encoder, tokens, decoder, memory, head, *tables), recipe)
+
+
+def _chain(parts: Sequence[Part], source: Source) -> Sequential:
+    return Sequential(*(part.made(source) for part in parts))
+
+
+def _end(last: Part, table: nn.Embedding | None, source: Source) -> nn.Module:
+    """The last part of a head: by ``table``, unless the source has a weight of its own for it."""
+    if table is None or not isinstance(last, Product) or source.has(f"{last.names[0]}.weight"):
+        return last.made(source)
+    return tied_product(last, table, source)
 
 
 @dataclass(frozen=True)
@@ -62,10 +111,14 @@ class Read:
     _copied: list[str] = field(default_factory=list, repr=False)
     """What the layer that is being made has been copied from."""
 
+    @property
+    def new(self) -> bool:
+        return False
+
     def has(self, name: str) -> bool:
         return name in self.checkpoint
 
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    def values(self, name: str, shape: tuple[int, ...], initial: torch.Tensor | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._as_asked(self._plain(name, shape), dtype)
 
     def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
@@ -130,6 +183,7 @@ class Seeded:
     seed: int
     deviation: float
     trainable: bool = True
+    new: bool = True
     _generator: torch.Generator = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -138,8 +192,8 @@ class Seeded:
     def has(self, name: str) -> bool:
         return False
 
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        return self._drawn(shape, dtype)
+    def values(self, name: str, shape: tuple[int, ...], initial: torch.Tensor | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._drawn(shape, dtype) if initial is None else initial.to(self.device, dtype or self.dtype)
 
     def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
         return [self._drawn((sum(rows for rows, _ in shapes), shapes[0][1]))]

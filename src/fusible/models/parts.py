@@ -19,6 +19,7 @@ __all__ = [
     "Activation",
     "Attention",
     "Blueprint",
+    "CrossAttention",
     "Experts",
     "HeadNorm",
     "LatentAttention",
@@ -39,8 +40,9 @@ class Weights(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The matrix of a name, ``[rows, columns]``; of one that is quantized the values. ``dtype``: in the place of the model's."""
+    def values(self, name: str, shape: tuple[int, ...], initial: torch.Tensor | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The parameter of a name; of one that is quantized the values. ``initial``: what a new model has in it, where that is not drawn. ``dtype``:
+        in the place of the model's."""
         ...
 
     def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
@@ -79,6 +81,11 @@ def stored_in(parts: Sequence[Part], modules: Iterable[nn.Module]) -> Iterator[t
         yield from part.stored(module)
 
 
+def _keep_zero(layer: Any, there: torch.Tensor) -> None:
+    """Let rows of a layer's bias that no checkpoint has, where ``there`` is False, get gradients of 0: an optimizer leaves them at 0."""
+    layer.bias.register_hook(lambda gradient: gradient * there.to(gradient.device))
+
+
 def _given(tensor: torch.Tensor) -> Any:
     """An initializer that gives ``tensor`` in the place of the one it is asked to fill."""
     return lambda _: tensor
@@ -111,24 +118,47 @@ class Norm:
 class Product:
     """``x @ weight.T``, and a ``bias``: the layers ``names`` of ``rows`` outputs each as one, of ``columns`` inputs.
 
+    ``bias``: whether each has one, as ``name.bias``; or the names of theirs, None for a layer without, whose part of the bias is 0 and stays so.
     ``transposed``: the checkpoint has the weight as ``[columns, rows]``. ``high_precision``: no recipe quantizes it.
     """
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
     columns: int
-    bias: bool = False
+    bias: bool | tuple[str | None, ...] = False
     transposed: bool = False
     high_precision: bool = False
+
+    @property
+    def bias_names(self) -> tuple[str | None, ...]:
+        """Of each layer the name of its bias; none at all where no layer has one."""
+        if isinstance(self.bias, tuple):
+            return self.bias
+        return tuple(f"{name}.bias" for name in self.names) if self.bias else ()
 
     def made(self, weights: Weights) -> nn.Module:
         shapes = [(rows, self.columns) for rows in self.rows]
         matrices = weights.weights([f"{name}.weight" for name in self.names], shapes, self.transposed)
-        bias = weights.vector([f"{name}.bias" for name in self.names], self.rows) if self.bias else None
+        bias, names = self.biases(weights), self.bias_names
         if len(matrices) == 1:
-            return self.of(matrices[0], bias, weights)
-        biases = [None] * len(matrices) if bias is None else bias.split(list(self.rows))
+            layer = self.of(matrices[0], bias, weights)
+            if None in names:
+                there = [torch.full((rows,), name is not None) for name, rows in zip(names, self.rows, strict=True)]
+                _keep_zero(layer, torch.cat(there))
+            return layer
+        biases = [None] * len(matrices) if bias is None else list(bias.split(list(self.rows)))
+        if None in names:
+            biases = [None if name is None else part for name, part in zip(names, biases, strict=True)]
         return SideBySide(*(self.of(matrix, of_it, weights) for matrix, of_it in zip(matrices, biases, strict=True)))
+
+    def biases(self, weights: Weights) -> torch.Tensor | None:
+        """The biases of all layers, one behind the other."""
+        names = self.bias_names
+        if None not in names:
+            return weights.vector([name for name in names if name is not None], self.rows) if names else None
+        there = {name: weights.vector([name], [rows]) for name, rows in zip(names, self.rows, strict=True) if name is not None}
+        like = next(iter(there.values()))
+        return torch.cat([like.new_zeros(rows) if name is None else there[name] for name, rows in zip(names, self.rows, strict=True)])
 
     def of(self, matrix: torch.Tensor, bias: torch.Tensor | None, weights: Weights) -> nn.Module:
         """The layer with these parameters."""
@@ -145,15 +175,19 @@ class Product:
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         layers = list(module.layers) if isinstance(module, SideBySide) else [module]
-        for suffix in ("weight", "bias") if self.bias else ("weight",):
-            whole = torch.cat([getattr(layer, suffix) for layer in layers]) if len(layers) > 1 else getattr(layers[0], suffix)
-            for name, part in zip(self.names, whole.split(list(self.rows)), strict=True):
-                yield f"{name}.{suffix}", part.T if self.transposed and suffix == "weight" else part
+        for name, part in zip(self.names, self._parts(layers, "weight"), strict=True):
+            yield f"{name}.weight", part.T if self.transposed else part
+        if self.bias_names:
+            yield from ((name, part) for name, part in zip(self.bias_names, self._parts(layers, "bias"), strict=True) if name is not None)
+
+    def _parts(self, layers: list[Any], kind: str) -> Sequence[torch.Tensor]:
+        """The weight or the bias of each layer."""
+        return [getattr(layer, kind) for layer in layers] if len(layers) > 1 else getattr(layers[0], kind).split(list(self.rows))
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal attention of q, k and v side by side; ``options``: those of ``pytorch.DotProductAttention``."""
+    """Attention of q, k and v side by side, causal unless ``options`` say otherwise: those of ``pytorch.DotProductAttention``."""
 
     heads: int
     groups: int
@@ -162,6 +196,21 @@ class Attention:
 
     def made(self, weights: Weights) -> nn.Module:
         return pytorch.DotProductAttention(self.heads, self.head_width, groups=self.groups, **self.options)
+
+    def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """Attention of q over keys and values from elsewhere, an extra input; ``options``: those of ``pytorch.CrossAttention``."""
+
+    heads: int
+    head_width: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def made(self, weights: Weights) -> nn.Module:
+        return pytorch.CrossAttention(self.heads, self.head_width, **self.options)
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())
@@ -258,7 +307,7 @@ class Experts:
         module = pytorch.MixtureOfExperts(self.features, self.inner, self.count, self.top_k, expert_bias=self.bias is not None, **options)
         numbers = range(self.count)
         tensors = {
-            "router_weight": weights.matrix(f"{self.router}.weight", (self.count, self.features), self.options.get("router_dtype")),
+            "router_weight": weights.values(f"{self.router}.weight", (self.count, self.features), dtype=self.options.get("router_dtype")),
             "up_weight": weights.stack([[f"{name.format(i)}.weight" for name in self.up] for i in numbers], (self.inner, self.features)),
             "down_weight": weights.stack([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
         }
@@ -345,3 +394,4 @@ class Blueprint:
     embedding_scale: float = 1.0
     positions: str | None = None
     soft_cap: float | None = None
+    older: tuple[tuple[str, str], ...] = ()

@@ -13,13 +13,15 @@ from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.models.assembly import Read, Seeded, assembled
 from fusible.models.checkpoints import Checkpoint, open_checkpoint, write_checkpoint
 from fusible.models.checkpoints.checkpoint import read_config
-from fusible.models.families import Config, blueprint_of
+from fusible.models.families import Config, blueprint_of, check_causal
 from fusible.models.language_model import LanguageModel
+from fusible.models.older_names import with_older_names
+from fusible.models.pretrained_model import PretrainedModel
 from fusible.models.transformer_engine import OfTransformerEngine, is_of_transformer_engine
 from fusible.pytorch import Recipe
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["from_config", "from_pretrained", "save_pretrained"]
+__all__ = ["from_config", "from_pretrained", "language_model_from", "new_language_model", "save_pretrained"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _QUANTIZATION = "quantization_config"
@@ -32,11 +34,12 @@ def from_pretrained(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     trainable: bool = False,
-) -> LanguageModel:
-    """The causal language model of ``directory``, which has a ``config.json`` and weights in safetensors.
+) -> PretrainedModel:
+    """The model of ``directory``, which has a ``config.json`` and weights in safetensors: a ``LanguageModel``, ``EncoderModel`` or
+    ``EncoderDecoderModel``, as its family has it.
 
     ``dtype``: of activations, and of parameters that are not quantized; None for the checkpoint's. ``recipe``: the weights of the blocks' products
-    are held as its number format alone, and activations stay in ``dtype``; the head, norms, routers and experts stay as they are. Weights that the
+    are held as its number format alone, and activations stay in ``dtype``; heads, norms, routers and experts stay as they are. Weights that the
     checkpoint has quantized stay what they are, but for those of experts, which become ``dtype``. ``trainable``: parameters are of ``dtype``, get
     gradients, and the model computes under ``recipe``. Decoder layers may be those of ``te.TransformerLayer`` (``from_transformer_engine``).
 
@@ -48,7 +51,8 @@ def from_pretrained(
     blueprint = blueprint_of(Config(config))
     asked = dtype or _dtype_of(config, checkpoint, blueprint.embedding)
     theirs = OfTransformerEngine.of(checkpoint, config) if is_of_transformer_engine(checkpoint.names) else None
-    source = Read(theirs or checkpoint, _checked(asked), torch.device(device), None if trainable else recipe, trainable)
+    stored = theirs or with_older_names(checkpoint, blueprint.older)
+    source = Read(stored, _checked(asked), torch.device(device), None if trainable else recipe, trainable)
     model = assembled(config, blueprint, source, recipe if trainable else None)
     if theirs is not None:
         theirs.check_read()
@@ -62,19 +66,37 @@ def from_config(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> LanguageModel:
+) -> PretrainedModel:
     """A new model to be trained, which computes under ``recipe``. ``config``: its entries, or a ``config.json``, or the directory of one.
 
-    Matrices are normal with the deviation ``initializer_range`` (default: 0.02), by ``seed`` alone; norms change nothing, and biases are 0. Raises
-    what ``from_pretrained`` raises of a configuration.
+    Matrices are normal with the deviation ``initializer_range``, or Whisper's ``init_std`` (default: 0.02), by ``seed`` alone; norms change nothing,
+    and biases are 0. Raises what ``from_pretrained`` raises of a configuration.
     """
     entries = dict(config) if isinstance(config, Mapping) else _entries(Path(config))
     asked = Config(entries)
-    source = Seeded(_checked(dtype), torch.device(device), seed, asked.number("initializer_range", 0.02))
+    deviation = asked.number("initializer_range", asked.number("init_std", 0.02))
+    source = Seeded(_checked(dtype), torch.device(device), seed, deviation)
     return assembled(entries, blueprint_of(asked), source, recipe)
 
 
-def save_pretrained(model: LanguageModel, directory: str | PathLike[str], *, files: Mapping[str, Path] | None = None) -> None:
+def language_model_from(directory: str | PathLike[str], recipe: Recipe | None = None, **options: Any) -> LanguageModel:
+    """``from_pretrained`` of a causal language model. Raises ``CheckpointError`` for another kind, before its weights are read."""
+    check_causal(read_config(Path(directory)), f"DIR {directory}")
+    return _causal(from_pretrained(directory, recipe, **options))
+
+
+def new_language_model(config: Mapping[str, Any], recipe: Recipe | None = None, **options: Any) -> LanguageModel:
+    """``from_config`` of a causal language model. Raises ``CheckpointError`` for another kind."""
+    check_causal(config, "config.json")
+    return _causal(from_config(config, recipe, **options))
+
+
+def _causal(model: PretrainedModel) -> LanguageModel:
+    assert isinstance(model, LanguageModel)
+    return model
+
+
+def save_pretrained(model: PretrainedModel, directory: str | PathLike[str], *, files: Mapping[str, Path] | None = None) -> None:
     """Write ``config.json`` and the parameters, by the names of the family, as transformers reads them; ``files``: others to copy, by name.
 
     The directory appears when all of it is on the disk. Raises ``FileError`` where there is one already, and ``ArgumentError`` for a model whose
@@ -89,7 +111,7 @@ def save_pretrained(model: LanguageModel, directory: str | PathLike[str], *, fil
     write_checkpoint(directory, config, _plain(model), files=files)
 
 
-def _plain(model: LanguageModel) -> Iterator[tuple[str, torch.Tensor]]:
+def _plain(model: PretrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, parameter.detach().contiguous()) for name, parameter in model.stored_parameters())
 
 

@@ -53,19 +53,24 @@ def attention_cached(
     window_size: tuple[int, int] = EVERYWHERE,
     options: ScoreOptions = PLAIN_SCORES,
     seed: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of the new tokens ``q [tokens, heads, width]`` over all that the cache holds of their sequences, themselves included; with
-    ``window_size`` and ``options``, over as many of them, and with such scores, as ``attention`` has."""
+    ``window_size`` and ``options``, over as many of them, and with such scores, as ``attention`` has. ``bias``: ``[sequences or 1, heads or 1, new
+    tokens or 1, keys or 1]``, added to the scores; its keys are those of the cache from the first on, as many as the longest sequence has then."""
     lengths, window = (sequences.max_seqlen, cache.capacity), window_edges(window_size, True)
+    bias_ = None if bias is None else bias.data
+    if bias is not None:  # its own rows and columns bound the lengths, as in ``attention``
+        lengths = (bias.shape[2] if bias.shape[2] > 1 else lengths[0], bias.shape[3] if bias.shape[3] > 1 else lengths[1])
     layout, mask = NVTE_QKV_Layout.NVTE_Paged_KV_THD_BSHD_BSHD, NVTE_Mask_Type.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK
     bounds, data, pages = (sequences.cu_seqlens.data, cache.cu_lengths.data), (q.data, cache.k.data, cache.v.data), cache.page_table.data
-    if options.beyond_nvidias(q.shape[1], False):
+    if options.beyond_nvidias(q.shape[1], bias is not None):
         draw = options.of_draw(seed)
-        o, _ = tex.prim.attention(*data, None, *bounds, pages, *draw, *lengths, layout, mask, window, scale, *options.of_scores)
+        o, _ = tex.prim.attention(*data, bias_, *bounds, pages, *draw, *lengths, layout, mask, window, scale, *options.of_scores)
         return Tensor(o, q.type)
     o, *_ = tex.fused_attn_fwd(
-        *lengths, False, scale, 0.0, True, layout, NVTE_QKV_Format.NVTE_THD, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, options.bias_type(None), mask,
-        NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window, True, *bounds, *data, q.dtype, None, None, pages, pages, None, None, None, None, None, 0,
+        *lengths, False, scale, 0.0, True, layout, NVTE_QKV_Format.NVTE_THD, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, options.bias_type(bias), mask,
+        NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window, True, *bounds, *data, q.dtype, None, None, pages, pages, None, None, bias_, None, None, 0,
         False, False,
     )  # fmt: skip
     return Tensor(o, q.type)

@@ -191,7 +191,7 @@ class SelfAttention(AttentionBase):
     @property
     def cached(self) -> CachedKeys | None:
         kept = self.x_dtype if self.qkv_dtype is None else self.activation
-        return CachedKeys(self.groups, self.head_width, kept) if self.causal and "mask" not in self.side_names else None
+        return CachedKeys(self.groups, self.head_width, kept) if self.causal else None
 
     def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> nvte.Tensor:
         cache = nvte.current_pass().caches.get(self.position)
@@ -201,7 +201,8 @@ class SelfAttention(AttentionBase):
         if self.qkv_dtype is not None:
             q, k, v = (nvte.cast_checked(self._wide(self._quantized(part)), self.activation) for part in (q, k, v))
         cache = self._appended(cache, k, v, sequences)
-        o = nvte.attention_cached(q, cache, sequences, self.scale, self.window_size, self.options, sides.get("seed"))
+        mask = self._mask(sides, sequences, sequences)
+        o = nvte.attention_cached(q, cache, sequences, self.scale, self.window_size, self.options, sides.get("seed"), mask)
         return self._side_by_side([o], self.y_dtype)
 
     def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool, sides: Mapping[str, nvte.Tensor]) -> tuple[nvte.Tensor, Context]:
@@ -225,8 +226,9 @@ class DotProductAttention(SharesColumns, SelfAttention):
 
     ``soft_cap``: scores are ``soft_cap * tanh(score / soft_cap)`` (Gemma 2, arXiv:2408.00118). ``alibi``: a score is less by its head's slope times
     the distance of the two tokens (Press et al. 2022, arXiv:2108.12409); True for the paper's slopes, or one for each head. ``mask``: a side input
-    ``[sequences or 1, heads or 1, queries or 1, keys or 1]`` is added to the scores last, -inf where a query does not see a key. ``dropout``: while
-    training each probability is 0 with this probability, else divided by ``1 - dropout``, by the call's ``seed`` and the op's position alone.
+    ``[sequences or 1, heads or 1, queries or 1, keys or 1]`` is added to the scores last, -inf where a query does not see a key; with a KV cache, its
+    keys are all of a sequence, and its queries the new ones. ``dropout``: while training each probability is 0 with this probability, else divided
+    by ``1 - dropout``, by the call's ``seed`` and the op's position alone.
     """
 
     def __init__(

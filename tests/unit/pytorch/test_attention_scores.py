@@ -370,11 +370,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"the keys and values of CrossAttention.*: expected \[2, keys, 16\], got \[3, 5, 16\]",
     ),
     "a mask with a cache": (
-        lambda: torch.no_grad()(DotProductAttention(2, 4, mask=True))(
+        lambda: torch.no_grad()(DotProductAttention(2, 4, causal=False, mask=True))(
             torch.randn(3, 24), cache=KVCache(1, 4, dtype=torch.float32), extra_inputs=[torch.zeros(1, 1, 3, 3)]
         ),
         ArgumentError,
-        "a call with a cache: expected attention without a mask",
+        "a call with a cache: expected causal attention",
     ),
 }
 

@@ -17,6 +17,7 @@ from fusible import autocast
 from fusible.errors import ArgumentError, CheckpointError, ShapeError
 from fusible.pytorch import (
     DelayedScaling,
+    DotProductAttention,
     Float8CurrentScaling,
     GroupedQuerySelfAttention,
     KVCache,
@@ -113,6 +114,42 @@ def test_heads_with_a_rotated_key_for_all_go_on_in_steps(options: dict[str, Any]
     for got, expected in zip(stepwise, whole, strict=True):
         assert (got - expected).abs().max().item() <= 32 * DTYPE_EPS[dtype]
     assert cache.nbytes == 3 * 20 * groups * (10 + own) * dtype.itemsize
+
+
+@pytest.mark.parametrize("executor", ["eager", "xla"])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("queries", [False, True])
+def test_a_mask_of_the_new_queries_goes_with_a_cache(executor: str, soft_cap: float | None, queries: bool) -> None:
+    """Of each sequence, as their places differ, and of keys alone where it is the same for all queries."""
+    total = max(TOTALS)
+    masks = torch.randn(3, HEADS, total if queries else 1, total, generator=torch.Generator().manual_seed(5))
+    attention = DotProductAttention(HEADS, H // HEADS, mask=True, soft_cap=soft_cap)
+    torch.manual_seed(0)
+    model = Sequential(Residual(LayerNorm(H), Linear(H, 3 * H), attention, Linear(H, H)), LayerNorm(H)).compile(executor)
+    sequences = [tokens(n, seed=seed) for seed, n in enumerate(TOTALS)]
+    cache, done = KVCache(3, 20, page_size=4, dtype=torch.float32), [0, 0, 0]
+    with torch.no_grad():
+        whole = [model(x[None], extra_inputs=[mask[None, :, : len(x), : len(x)]])[0] for x, mask in zip(sequences, masks, strict=True)]
+        for lengths in STEPS:
+            ends = [a + b for a, b in zip(done, lengths, strict=True)]
+            rows = [[min(start + i, total - 1) for i in range(max(lengths))] if queries else [0] for start in done]
+            now = torch.stack([mask[:, row, : max(ends)] for mask, row in zip(masks, rows, strict=True)])
+            x = torch.cat([s[a:b] for s, a, b in zip(sequences, done, ends, strict=True)])
+            y = model(x, torch.tensor(lengths, dtype=torch.int32), cache=cache, extra_inputs=[now])
+            cache.advance(lengths)
+            for part, expected, a, b in zip(y.split(lengths), whole, done, ends, strict=True):
+                assert a == b or (part - expected[a:b]).abs().max().item() <= 32 * DTYPE_EPS[torch.float32]
+            done = ends
+
+
+def test_a_mask_that_ends_before_the_cache_does_is_refused() -> None:
+    model, cache = DotProductAttention(2, 4, mask=True), KVCache(2, 8, dtype=torch.float32)
+    with torch.no_grad():
+        for mask in (torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 1, 1)):
+            model(torch.randn(5, 24), torch.tensor([3, 2]), cache=cache, extra_inputs=[mask])
+        cache.advance([3, 2])
+        with pytest.raises(ShapeError, match=r"the mask of DotProductAttention: expected 2 queries and 5 keys, or 1, got \[1, 1, 2, 4\]"):
+            model(torch.randn(3, 24), torch.tensor([2, 1]), cache=cache, extra_inputs=[torch.zeros(1, 1, 2, 4)])
 
 
 @pytest.mark.parametrize("recipe", [DelayedScaling(), Float8CurrentScaling()], ids=lambda r: type(r).__name__)

@@ -42,6 +42,20 @@ class Masked(nn.Module):
         return self.attention(x, extra_inputs=[self.mask])
 
 
+class Across(nn.Module):
+    """Attention over keys and values of another length, and a mask."""
+
+    def __init__(self, kv: torch.Tensor, *mask: torch.Tensor, **options: Any) -> None:
+        super().__init__()
+        self.register_buffer("kv", kv)
+        self.mask = mask
+        self.attention = fusible.Sequential(fusible.CrossAttention(3 * HEADS, WIDTH, mask=bool(mask), **options))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kv = self.kv if x.ndim == 3 else self.kv[0]
+        return self.attention(x, extra_inputs=[kv, *self.mask])
+
+
 def _attention(**options: object) -> fusible.DotProductAttention:
     return fusible.DotProductAttention(HEADS, WIDTH, **options)
 
@@ -75,6 +89,9 @@ ATTENTION: dict[str, Callable[[], nn.Module]] = {
     "latents": lambda: _latent(WIDTH, 4, groups=1, rope_interleaved=True),
     "rotated_key_of_all": lambda: _latent(7, 6, value_width=9, groups=2, rope_factors=(1.0, 0.5, 0.1), rope_scale=1.25),
     "rotated_key_of_all_full": lambda: _latent(WIDTH, 4, value_width=8, groups=2, causal=False),
+    "across": lambda: Across(torch.randn(BATCH, 5, 6 * HIDDEN)),
+    "across_groups": lambda: Across(torch.randn(BATCH, 5, 2 * WIDTH), groups=1, scale=0.5),
+    "across_masked": lambda: Across(torch.randn(BATCH, 5, 6 * HIDDEN), torch.tensor([True, True, False, True, True]).view(1, 1, 1, 5), soft_cap=3.0),
     "normed": lambda: fusible.Sequential(fusible.QKNorm(HEADS, WIDTH, zero_centered_gamma=True), _attention(rope_base=100.0)),
 }
 _GROUPS: dict[str, Any] = {"expert_bias": True, "groups": 4, "top_groups": 2, "scaling_factor": 2.5}

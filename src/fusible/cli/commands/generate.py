@@ -11,8 +11,8 @@ __all__ = ["COMMAND"]
 
 _DESCRIPTION = """\
 Goes on from prompts with a model: of a Hugging Face directory, or one that 'fusible train' saved. All prompts are continued together, a token of
-each per step, with keys and values kept from step to step; the text of the first appears as it is made. Weights of a recipe of 8 or 4 bits are
-held in these alone."""
+each per step, with keys and values kept from step to step; the text of the first appears as it is made. A model that encodes texts, as T5 does,
+encodes each prompt, and the text that it writes of it is printed alone. Weights of a recipe of 8 or 4 bits are held in these alone."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.files import read_file, replace_files
 from fusible.models.evaluation import Quality, evaluate, token_windows
 from fusible.models.held_formats import HELD_FORMATS
-from fusible.models.pretrained import from_pretrained
+from fusible.models.pretrained import language_model_from
 from fusible.models.text import Tokenizer
 
 __all__ = ["as_markdown", "evaluate_formats"]
@@ -39,14 +39,14 @@ def evaluate_formats(given: argparse.Namespace) -> int:
     tokenizer = Tokenizer.from_folder(given.folder)
     text = torch.tensor(tokenizer.encode(_text(Path(given.text)))[: given.tokens + 1])
     windows = token_windows(text, given.window)
-    reference = from_pretrained(given.folder, dtype=torch.bfloat16, device=device)
+    reference = language_model_from(given.folder, dtype=torch.bfloat16, device=device)
     if given.window > reference.context:
         wanted = f"at most {reference.context}, the context of the model"
         raise ArgumentError(expected(wanted, of="--window", got=given.window, do="give a smaller one"))
     found: dict[str, Quality] = {}
     for name in names:
         recipe = HELD_FORMATS[name]
-        model = reference if recipe is None else from_pretrained(given.folder, recipe, dtype=torch.bfloat16, device=device)
+        model = reference if recipe is None else language_model_from(given.folder, recipe, dtype=torch.bfloat16, device=device)
         found[name] = evaluate(model, reference, windows)
     show(found, f"{Path(given.folder).name}: {windows[:, 1:].numel():,} tokens in windows of {given.window}")
     if given.out is not None:

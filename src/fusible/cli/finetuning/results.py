@@ -24,6 +24,7 @@ from fusible.cli.training.plot import smooth
 from fusible.errors import ArgumentError, expected
 from fusible.files import locate, replace_files, replace_folder
 from fusible.models.checkpoints.writing import other_files
+from fusible.models.pretrained import language_model_from
 from fusible.models.training import has_run, merge_adapters, save_adapters
 
 __all__ = ["check_free", "discard_results", "print_summary", "write_results"]
@@ -57,7 +58,7 @@ def write_results(run: Run, out: Path) -> list[str]:
         save_adapters(model, _vacated(out, "adapter"), base=options.model)
         written.append(_placed(out, "adapter"))
     if options.merge:
-        merged = models.from_pretrained(options.model, trainable=True)
+        merged = language_model_from(options.model, trainable=True)
         merge_adapters(model, merged)
         models.save_pretrained(merged, _vacated(out, "model"), files=files)
         written.append(_placed(out, "model"))

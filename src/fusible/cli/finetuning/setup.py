@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from fusible import models
 from fusible.cli.devices import device_named
 from fusible.cli.finetuning.options import FinetuneOptions
 from fusible.cli.training.model import RECIPES_BY_NAME
@@ -17,6 +16,7 @@ from fusible.files import parse_json, read_file
 from fusible.models import LanguageModel
 from fusible.models.checkpoints import open_checkpoint
 from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.pretrained import language_model_from, new_language_model
 from fusible.models.text import Tokenizer
 from fusible.models.training import add_adapters, fingerprint
 
@@ -39,14 +39,14 @@ def load_model(options: FinetuneOptions, tokenizer: Tokenizer) -> LanguageModel:
         if not isinstance(entries, dict):
             got = f"a {type(entries).__name__}"
             raise CheckpointError(expected("an object", of=f"--model {options.model}", got=got, do="name a config.json"))
-        model = models.from_config(entries, recipe, dtype=dtype, device=device, seed=options.seed)
+        model = new_language_model(entries, recipe, dtype=dtype, device=device, seed=options.seed)
     elif options.lora:
         held = HELD_FORMATS.get(options.base_format)
-        model = models.from_pretrained(options.model, held, dtype=dtype, device=device)
+        model = language_model_from(options.model, held, dtype=dtype, device=device)
         model.recipe = recipe
         add_adapters(model, options.lora, options.alpha, options.lora_targets, seed=options.seed)
     else:
-        model = models.from_pretrained(options.model, recipe, dtype=dtype, device=device, trainable=True)
+        model = language_model_from(options.model, recipe, dtype=dtype, device=device, trainable=True)
     if options.seq_len > model.context:
         wanted = f"at most {model.context}, the context of the model"
         raise ArgumentError(expected(wanted, of="--seq-len", got=options.seq_len, do="give a smaller one"))

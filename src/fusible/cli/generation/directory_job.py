@@ -11,10 +11,11 @@ from pathlib import Path
 
 from torch import nn
 
-from fusible.cli.generation.loading import TextModel, default_sampling, load_text_model, make_engine
-from fusible.cli.generation.options import check_counts, named_as_options
+from fusible.cli.generation.loading import TextModel, default_sampling, encodes_text, load_text_model, make_engine
+from fusible.cli.generation.options import check_counts, sampling_of
 from fusible.cli.generation.printing import TextColumns
 from fusible.cli.generation.sizes import parse_size
+from fusible.cli.generation.texts_job import write_texts
 from fusible.errors import ArgumentError, ValuesError, expected
 from fusible.models.generation import Engine, Request, Sampling
 from fusible.models.text import TextStream
@@ -35,6 +36,8 @@ def continue_prompts(given: argparse.Namespace) -> int:
     if "" in stop or not prompts or ("" in prompts and given.chat):
         of = "--stop" if "" in stop else "--prompt"
         raise ArgumentError(expected("at least one character", of=of, got="none", do="give a text"))
+    if encodes_text(Path(given.folder)):
+        return write_texts(given, prompts, count, stop)
     loaded = load_text_model(Path(given.folder), given.format, given.device or "cpu")
     sampling = sampling_of(given, default_sampling(loaded.generation, _TEMPERATURE))
     tokens = [_tokens(loaded, prompt, given) for prompt in prompts]
@@ -47,13 +50,6 @@ def continue_prompts(given: argparse.Namespace) -> int:
     _run(engine, requests, streams, TextColumns(sys.stdout, ["" if given.chat else prompt for prompt in prompts]))
     _report(engine, loaded, time.perf_counter() - began, sum(map(len, tokens)))
     return 0
-
-
-def sampling_of(given: argparse.Namespace, default: Sampling) -> Sampling:
-    """What the command line says, and ``default`` for what it does not."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    with named_as_options():
-        return replace(default, **{name: value for name in names if (value := getattr(given, name)) is not None})
 
 
 def _tokens(loaded: TextModel, prompt: str, given: argparse.Namespace) -> tuple[int, ...]:

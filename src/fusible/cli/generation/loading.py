@@ -13,13 +13,16 @@ from fusible.cli.devices import device_named
 from fusible.cli.generation.sizes import bytes_per_token, pages_within
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.machine import available_memory, resident_memory
+from fusible.models.blueprints import EncoderDecoderBlueprint
+from fusible.models.families import FAMILIES, Config, blueprint_of
 from fusible.models.generation import Engine, NextTokenModel, Sampling
 from fusible.models.held_formats import held_format
-from fusible.models.pretrained import from_pretrained
+from fusible.models.pretrained import language_model_from
 from fusible.models.text import ChatTemplate, Tokenizer
 from fusible.models.text.config_files import read_config
+from fusible.models.tokens import Tokens
 
-__all__ = ["TextModel", "default_sampling", "is_model_folder", "load_language_model", "load_text_model", "make_engine"]
+__all__ = ["TextModel", "default_sampling", "encodes_text", "is_model_folder", "load_language_model", "load_text_model", "make_engine"]
 
 _SHARE = {"cpu": 0.5}
 _SHARE_OF_OTHERS = 0.9
@@ -43,11 +46,18 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
+def encodes_text(folder: Path) -> bool:
+    """Whether the model in ``folder`` is one that encodes a text, and writes another."""
+    config = read_config(folder, "config.json") if is_model_folder(folder) else {}
+    plan = blueprint_of(Config(config)) if config.get("model_type") in FAMILIES else None
+    return isinstance(plan, EncoderDecoderBlueprint) and isinstance(plan.inputs, Tokens)
+
+
 def load_language_model(folder: Path, format: str | None = None, device: torch.device | str = "cpu") -> NextTokenModel:
     """The model in ``folder``, its weights held in ``format``, one of ``HELD_FORMATS``; None for as they are."""
     if format is None:
-        return from_pretrained(folder, device=device)
-    return from_pretrained(folder, held_format(format), dtype=torch.bfloat16, device=device)
+        return language_model_from(folder, device=device)
+    return language_model_from(folder, held_format(format), dtype=torch.bfloat16, device=device)
 
 
 def load_text_model(folder: Path, format: str | None = None, device: str = "cpu") -> TextModel:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from fusible.errors import ArgumentError, expected, subject
+from fusible.models.generation import Sampling
 
-__all__ = ["check_counts", "named_as_options"]
+__all__ = ["check_counts", "named_as_options", "sampling_of"]
 
 
 @contextmanager
@@ -27,3 +30,10 @@ def check_counts(given: Mapping[str, int | None]) -> None:
     for option, value in given.items():
         if value is not None and value < 1:
             raise ArgumentError(expected("at least 1", of=option, got=value, do="give a larger number"))
+
+
+def sampling_of(given: argparse.Namespace, default: Sampling) -> Sampling:
+    """What the command line says, and ``default`` for what it does not."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    with named_as_options():
+        return replace(default, **{name: value for name in names if (value := getattr(given, name)) is not None})

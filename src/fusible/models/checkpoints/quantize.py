@@ -20,7 +20,14 @@ __all__ = ["FORMATS", "Summary", "quantize_checkpoint"]
 FORMATS = tuple(TARGETS)
 """What ``quantize_checkpoint`` can write."""
 
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+_TOGETHER = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("q", "k", "v"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("wi_0", "wi_1"),
+)
 """Linear layers of one input that servers compute as one product, whose weight has one scale of the tensor: so these are quantized with one."""
 
 

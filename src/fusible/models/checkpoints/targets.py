@@ -23,11 +23,16 @@ from fusible.tex import DType
 __all__ = ["TARGETS", "Target", "high_precision"]
 
 _HIGH = (torch.bfloat16, torch.float16, torch.float32)
-_NO_LINEAR = re.compile(r"(?:^|\.)(?:gate|router|shared_expert_gate|shared_head|\w*norm\w*|\w*embed\w*|(?:vision|visual|audio)\w*)(?:\.|$)")
+_NO_LINEAR = re.compile(
+    r"(?:^|\.)(?:gate|router|shared_expert_gate|shared_head|\w*norm\w*|\w*embed\w*|relative_attention_bias|(?:vision|visual|audio)\w*)(?:\.|$)"
+)
 """Modules whose weights choose experts, are no linear layers, are a head, or see and hear."""
 
 _TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt")
 """Families whose layers are ``Conv1D``: their weights lie ``[in, out]``, and no scheme takes them for linear layers."""
+
+_HEADS = {"bert": "cls.predictions.decoder", "whisper": "proj_out"}
+"""The modules that are heads, by the families that have another name for them."""
 
 _EMBEDDING = re.compile(r"(?:^|\.)(?:\w*embed\w*|wte|wpe)(?:\.|$)")
 _FUSED_EXPERTS = re.compile(r"\.experts\.(?:gate_up_proj|down_proj)$")
@@ -86,7 +91,8 @@ def high_precision(checkpoint: Checkpoint, quantized: Sequence[str]) -> list[str
         name.removesuffix(".weight") for name in checkpoint.names if name not in taken and name.endswith(".weight") and _is_linear(checkpoint, name)
     }
     experts = {name.rpartition(".")[0] for name in checkpoint.names if name not in taken and _FUSED_EXPERTS.search(name)}
-    return sorted({"lm_head"} | kept | experts)
+    head = _HEADS.get(checkpoint.config.get("model_type", ""), "lm_head")
+    return sorted({head} | kept | experts)
 
 
 def _is_linear(checkpoint: Checkpoint, name: str) -> bool:

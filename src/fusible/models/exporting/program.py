@@ -12,7 +12,7 @@ from torch.export import Dim
 
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.models.convert.pipelines import ConvertedModule, quantizes
-from fusible.models.language_model import LanguageModel
+from fusible.models.pretrained_model import PretrainedModel
 from fusible.nvte import is_quantized_type
 from fusible.pytorch.engine.autocast import OUTSIDE, current_autocast
 from fusible.pytorch.engine.lowered import exporting
@@ -20,23 +20,22 @@ from fusible.pytorch.modules.base import BaseModule
 
 __all__ = ["checked_inputs", "export_program"]
 
-_ROWS, _TOKENS = 2, 8
-
 
 def export_program(model: nn.Module, *inputs: torch.Tensor, dynamic_shapes: Sequence[Mapping[int, Any] | None] | None = None) -> Any:
     """The inference of ``model`` as a ``torch.export.ExportedProgram``, whose graph has torch's own functions alone: it runs, and is compiled, in
     processes that know nothing of Fusible. ``torch.export.save`` writes it; ``torch._inductor.aoti_compile_and_package`` compiles it.
 
-    ``inputs``: examples, of at least two rows and two tokens; a model of ``from_pretrained`` has its own, and takes ``tokens``, int64 ``[batch,
-    sequence]``. ``dynamic_shapes``: of each input its dynamic dimensions, as ``torch.export`` takes them; by default all that the model leaves open.
-    A model of transformers gives its logits, and keeps no cache.
+    ``inputs``: examples, of at least two rows and two tokens. A model of ``from_pretrained`` has its own: tokens, int64 ``[batch, sequence]``, or
+    pictures, or speech; one with a decoder takes the tokens of a text behind what is encoded. ``dynamic_shapes``: of each input its dynamic
+    dimensions, as ``torch.export`` takes them; by default all that the model leaves open. A model of transformers gives its logits, and keeps no
+    cache.
 
     Weights that are held in 8 or 4 bits stay so, as buffers with their scales. Under a recipe (the model's, that of ``fusible.convert``, or the
     ``autocast`` in force) weights become the constants that it quantizes them to, and delayed and current scaling quantize activations in the graph.
     Raises ``ArgumentError`` for a model in training mode, for operations that have no such form, and for activations in blocks.
     """
     examples = checked_inputs(model, inputs)
-    called = model if not hasattr(getattr(model, "config", None), "use_cache") or isinstance(model, LanguageModel) else _Logits(model)
+    called = model if not hasattr(getattr(model, "config", None), "use_cache") or isinstance(model, PretrainedModel) else _Logits(model)
     shapes: Any = _shapes(model, examples) if dynamic_shapes is None else tuple(dynamic_shapes)
     shapes = (shapes,) if isinstance(called, _Logits) else shapes
     with exporting(called, list(_unneeded(model))), torch.no_grad(), warnings.catch_warnings():
@@ -58,9 +57,9 @@ def checked_inputs(model: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[to
         raise ArgumentError(expected("inference", of="a model to export", got="one in training mode", do="call model.eval() first"))
     if inputs:
         return tuple(inputs)
-    if not isinstance(model, LanguageModel):
+    if not isinstance(model, PretrainedModel):
         raise ArgumentError(expected("an example of each input", of="a model to export", got="none", do="give tensors such as it is called with"))
-    return (torch.zeros(_ROWS, min(_TOKENS, model.context), dtype=torch.int64, device=model.embedding.weight.device),)
+    return tuple(example.value for example in model.examples())
 
 
 class _Logits(nn.Module):
@@ -76,8 +75,11 @@ class _Logits(nn.Module):
 
 
 def _shapes(model: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[dict[int, Any], ...]:
-    if isinstance(model, LanguageModel):
-        return ({0: Dim("batch"), 1: Dim("sequence", max=model.context)},)
+    own = model.examples() if isinstance(model, PretrainedModel) else ()
+    if len(own) == len(inputs):
+        named = [{place: (name, most) for place, (name, most) in example.dimensions.items()} for example in own]
+        dims = {name: Dim(name, max=most) for of_one in named for name, most in of_one.values()}
+        return tuple({place: dims[name] for place, (name, _) in of_one.items()} for of_one in named)
     return tuple(dict.fromkeys(range(x.ndim), Dim.AUTO) for x in inputs)
 
 

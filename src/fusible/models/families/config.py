@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fusible.errors import CheckpointError, expected
 
 __all__ = ["Config"]
+
+T = TypeVar("T")
 
 
 class Config:
@@ -59,6 +61,46 @@ class Config:
         if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
             raise CheckpointError(expected("a list of texts", of=self._of(name), got=repr(value), do="give one of each layer"))
         return value
+
+    def pair(self, name: str, default: int) -> tuple[int, int]:
+        """An integer of at least 1 for both, or a list of two."""
+        value = self._entry(name, default)
+        if isinstance(value, list | tuple) and len(value) == 2 and all(type(size) is int and size > 0 for size in value):
+            return value[0], value[1]
+        if isinstance(value, list | tuple):
+            raise CheckpointError(expected("an integer of at least 1, or two", of=self._of(name), got=repr(value), do="give the model's"))
+        size = self.size(name, default)
+        return size, size
+
+    def choice(self, name: str, of: Mapping[str, T], default: str) -> T:
+        """What a text is the name of."""
+        value = self.text(name, default)
+        if value not in of:
+            raise self.refuse(name, f"one of {', '.join(of)}")
+        return of[value]
+
+    def architecture(self, first: str, *others: str) -> str:
+        """The class of transformers' that the model was saved as, one of these; ``first``, if there are no others, where the file names none."""
+        names = self.names("architectures") or ([] if others else [first])
+        if not names or names[0] not in (first, *others):
+            do = "load it by transformers, and convert it by fusible.convert"
+            wanted = f"one of {', '.join((first, *others))}" if others else first
+            raise CheckpointError(expected(wanted, of=self._of("architectures"), got=names[0] if names else "none", do=do))
+        return names[0]
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """One token, a list of some, or none."""
+        value = self.entries.get(name)
+        tokens = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and token >= 0 for token in tokens):
+            raise CheckpointError(expected("a token, or several", of=self._of(name), got=repr(value), do="give the model's"))
+        return tuple(tokens)
+
+    @property
+    def labels(self) -> int:
+        """How many classes a classifier tells apart."""
+        named = self.part("id2label")
+        return len(named.entries) if named is not None and named.entries else self.size("num_labels", 2)
 
     def part(self, name: str) -> Config | None:
         """The entries under a name, or None where there are none."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fusible.errors import CheckpointError, expected
+from fusible.models.blueprints import AnyBlueprint
 from fusible.models.families.config import Config
 from fusible.models.parts import Blueprint
 
-__all__ = ["FAMILIES", "Reader", "blueprint_of", "family"]
+__all__ = ["FAMILIES", "Reader", "blueprint_of", "check_causal", "family"]
 
-Reader = Callable[[Config], Blueprint]
+Reader = Callable[[Config], AnyBlueprint]
 """Makes a blueprint of a configuration. Raises ``CheckpointError`` for what its models are not made with."""
 
 FAMILIES: dict[str, Reader] = {}
@@ -26,10 +28,19 @@ def family(*model_types: str) -> Callable[[Reader], Reader]:
     return register
 
 
-def blueprint_of(config: Config) -> Blueprint:
+def blueprint_of(config: Config) -> AnyBlueprint:
     """The blueprint of a model. Raises ``CheckpointError`` for a family that is not known, and for entries that it is not made with."""
     reader = FAMILIES.get(config.model_type)
     if reader is None:
         do = "load it by transformers, and convert it by fusible.convert"
         raise CheckpointError(expected(f"one of {', '.join(sorted(FAMILIES))}", of="model_type of config.json", got=repr(config.model_type), do=do))
     return reader(config)
+
+
+def check_causal(entries: Mapping[str, Any], of: str) -> None:
+    """Raise ``CheckpointError`` for the configuration of a model that is more than a decoder, or none, and what ``blueprint_of`` raises. ``of``:
+    where it is from."""
+    config = Config(entries)
+    if not isinstance(blueprint_of(config), Blueprint):
+        do = "call it from Python, as fusible.from_pretrained gives it"
+        raise CheckpointError(expected("a causal language model", of=of, got=f"a {config.model_type} model", do=do))

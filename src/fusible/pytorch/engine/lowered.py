@@ -134,7 +134,8 @@ def _planned(
     """The plan; of each parameter that it takes in 8 bits the constants, of another None; and the scales of activations, by slot."""
     args = _real(holders)
     like: Any = [arg if isinstance(arg, QuantizedTensor) else _Like.of(arg) for arg in args]
-    plan = runner.plan(_Like.of(x), like, context, False, [_Like.of(value) for value in extra])
+    sides: Any = [_Like(value.dtype, (), value.device) for value in extra]  # whose sizes no plan asks for, and a program may leave open
+    plan = runner.plan(_Like.of(x), like, context, False, sides)
     constants: list[Any] = [None] * len(args)
     if not any(isinstance(type, QuantizedType) for type in plan.arg_types) and plan.delayed is None:
         return plan, constants, {}

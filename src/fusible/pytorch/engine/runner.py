@@ -140,7 +140,7 @@ class PipelineRunner(ChainPart):
         """``run`` of the tokens of a batch that came in ``shape``. Extra tensors with a row for each row of the input have the batch's form too."""
         if cache is not None:
             check_cache(cache)
-        y, *outputs = self.run(batch.x, self.rows_of(extra, batch, shape), notes, batch, cache)
+        y, *outputs = self.run(batch.x, self.rows_of(extra, batch, shape, cache), notes, batch, cache)
         if not outputs:
             return (batch.restore(y),)
         rows = batch.x.shape[:1]
@@ -151,24 +151,26 @@ class PipelineRunner(ChainPart):
         """Whether every side value is a tensor of its own, and has no row for each row of the input."""
         return self._apart.issuperset(self.sides)
 
-    def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size) -> list[torch.Tensor]:
+    def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size, cache: KVCache | None = None) -> list[torch.Tensor]:
         """The side values of a batch that came in ``shape``, as its pass takes them."""
         if not extra:
             return []
         if self._masks and batch.seq_lens is not None:
-            self._check_masks(extra, batch)
+            self._check_masks(extra, batch, batch.max_seqlen if cache is None else _longest(cache, batch.seq_lens))
         values = [of_mask(value) if name in self._masks else value for name, value in zip(self.sides, extra, strict=True)]
         return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, values, strict=True)]
 
-    def _check_masks(self, extra: Sequence[torch.Tensor], batch: Batch) -> None:
+    def _check_masks(self, extra: Sequence[torch.Tensor], batch: Batch, keys: int) -> None:
         """Raise ``ShapeError`` for a mask with fewer queries, or keys of x's own, than the longest sequence has: a compiled program serves many
-        lengths, and cannot say so."""
+        lengths, and cannot say so. ``keys``: those of the longest, with what a cache has of it."""
+        queries = batch.max_seqlen
         for name, value in zip(self.sides, extra, strict=True):
             of_own = self._masks.get(name)
             sizes = () if of_own is None or value.ndim != 4 else value.shape[2:] if of_own else value.shape[2:3]
-            if any(1 < size < batch.max_seqlen for size in sizes):
-                wanted, do = f"{batch.max_seqlen} queries{' and keys' if of_own else ''}, or 1", "pass one for the longest sequence"
-                raise ShapeError(expected(wanted, of=f"the mask of {self.title}", got=list(value.shape), do=do))
+            if any(1 < size < wanted for size, wanted in zip(sizes, (queries, keys), strict=False)):
+                several = f"{queries} queries" + ("" if not of_own else " and keys" if keys == queries else f" and {keys} keys")
+                of, do = f"the mask of {self.title}", "pass one for the longest sequence"
+                raise ShapeError(expected(f"{several}, or 1", of=of, got=list(value.shape), do=do))
 
     def run(
         self,
@@ -305,8 +307,8 @@ class PipelineRunner(ChainPart):
     def _caches(self, plan: Plan, batch: Batch | None, cache: KVCache) -> dict[int, nvte.KVCache] | None:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
         if plan.uncached is not None:
-            wanted, do = "attention without a mask" if plan.uncached.side_inputs else "causal attention", "call it on whole sequences"
-            raise ArgumentError(expected(wanted, of="a call with a cache", got=repr(plan.uncached), do=do))
+            do = "call it on whole sequences"
+            raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(plan.uncached), do=do))
         if batch is not None and batch.x.device != cache.device:
             got = f"one on {cache.device}"
             raise ArgumentError(expected(f"a KVCache on {batch.x.device}, where x is", of="a call with a cache", got=got, do="make it there"))
@@ -439,3 +441,8 @@ def _shares_of(owners: Sequence[tuple[Any, str]]) -> tuple[tuple[Any, Share], ..
     if not any(name in _shares(module) for module, name in owners):
         return None
     return tuple((module, _shares(module).get(name) or Share.all_of(name)) for module, name in owners)
+
+
+def _longest(cache: KVCache, seq_lens: torch.Tensor) -> int:
+    """The tokens of the longest sequence of ``cache`` once it has ``seq_lens`` further ones."""
+    return max((length + count for length, count in zip(cache.lengths, seq_lens.tolist(), strict=False)), default=0)

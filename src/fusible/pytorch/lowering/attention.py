@@ -15,11 +15,12 @@ from fusible.pytorch.lowering.registry import Args, lowers, written
 
 __all__: list[str] = []
 
+Attention = ops.DotProductAttention | ops.CrossAttention
+
 
 @lowers(ops.DotProductAttention)
 def _attention(op: ops.DotProductAttention, x: torch.Tensor, args: Args) -> torch.Tensor:
-    if op.qkv_dtype is not None:
-        raise _in_eight_bits()
+    _check_high_precision(op)
     rows = written(x, op.x_dtype)
     rows = rows if rows.ndim == 3 else rows.unsqueeze(0)
     counts = op.heads, op.groups, op.groups
@@ -31,15 +32,13 @@ def _attention(op: ops.DotProductAttention, x: torch.Tensor, args: Args) -> torc
         cos, sin = current_pass().once(("rope angles", rotary, width), lambda: _angles(rotary, width, q))  # every layer rotates by the same
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     k, v = (_of_heads(part, op.heads // op.groups) for part in (k, v))
-    mask: Any = op.side("mask", args)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - a torch tensor here
-    y = _attended(op, q, k, v, mask).transpose(1, 2).flatten(2)
+    y = _attended(op, q, k, v, _side(op, "mask", args)).transpose(1, 2).flatten(2)
     return written(y if x.ndim == 3 else y.squeeze(0), op.y_dtype)
 
 
 @lowers(ops.LatentAttention)
 def _latent_attention(op: ops.LatentAttention, x: torch.Tensor, args: Args) -> torch.Tensor:
-    if op.qkv_dtype is not None:
-        raise _in_eight_bits()
+    _check_high_precision(op)
     rows = written(x, op.x_dtype)
     rows = rows if rows.ndim == 3 else rows.unsqueeze(0)
     own = op.own_values or 0
@@ -61,9 +60,29 @@ def _latent_attention(op: ops.LatentAttention, x: torch.Tensor, args: Args) -> t
     return written(y if x.ndim == 3 else y.squeeze(0), op.y_dtype)
 
 
-def _in_eight_bits() -> ArgumentError:
-    got, do = "queries, keys and values in 8 bits", "export it without fp8_dpa"
-    return ArgumentError(expected("attention in high precision", of="a model to export", got=got, do=do))
+@lowers(ops.CrossAttention)
+def _cross_attention(op: ops.CrossAttention, x: torch.Tensor, args: Args) -> torch.Tensor:
+    _check_high_precision(op)
+    rows, kv = written(x, op.x_dtype), _side(op, "kv", args)
+    rows = rows if rows.ndim == 3 else rows.unsqueeze(0)
+    kv = kv if kv.ndim == 3 else kv.unflatten(0, (rows.shape[0], -1))  # of x's own sequences
+    q = rows.unflatten(-1, (op.heads, op.head_width)).transpose(1, 2)
+    k, v = (
+        _of_heads(part.unflatten(-1, (op.groups, op.head_width)).transpose(1, 2), op.heads // op.groups) for part in kv.to(rows.dtype).chunk(2, -1)
+    )
+    y = _attended(op, q, k, v, _side(op, "mask", args)).transpose(1, 2).flatten(2)
+    return written(y if x.ndim == 3 else y.squeeze(0), op.y_dtype)
+
+
+def _check_high_precision(op: ops.AttentionBase) -> None:
+    if op.qkv_dtype is not None:
+        got, do = "queries, keys and values in 8 bits", "export it without fp8_dpa"
+        raise ArgumentError(expected("attention in high precision", of="a model to export", got=got, do=do))
+
+
+def _side(op: Attention, name: str, args: Args) -> Any:
+    """A side input by its kind, None where there is none."""
+    return op.side(name, args)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - a torch tensor here
 
 
 def _angles(rotary: Rotary, head_width: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +110,7 @@ def _of_heads(x: torch.Tensor, share: int) -> torch.Tensor:
     return x if share == 1 else x.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2)
 
 
-def _attended(op: ops.DotProductAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _attended(op: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     left, right = op.window_size
     own = left < 0 and right < 0  # no window: the kernels of torch know what a causal token sees
     if op.scores.soft_cap is None and op.scores.alibi_slopes is None and mask is None:
@@ -116,7 +135,7 @@ def _behind(q: torch.Tensor) -> torch.Tensor:
     return places[:, None] - places
 
 
-def _seen(op: ops.DotProductAttention, q: torch.Tensor) -> torch.Tensor:
+def _seen(op: Attention, q: torch.Tensor) -> torch.Tensor:
     """bool ``[queries, keys]``: whether a query sees a key."""
     behind = _behind(q)
     left, right = op.window_size

@@ -82,7 +82,8 @@ class DotProductAttention(_Attention):
     of the paper (True) or one of each head, NVIDIA's ``alibi_slopes [heads]``, which are read when the module is made. ``dropout``: the share of
     probabilities that is dropped while training, drawn by torch's default generator. ``mask``: an extra input ``[batch or 1, heads or 1, queries or
     1, keys or 1]``, of bools, True for what is seen, or of numbers that are added to scores, which may have a gradient; ``model(x,
-    extra_inputs=[mask])``, in ``ops.Sequential`` ``model(x, mask)``. A mask and a KV cache do not go together.
+    extra_inputs=[mask])``, in ``ops.Sequential`` ``model(x, mask)``. With a KV cache its queries are the new tokens, and its keys all of a
+    sequence.
     """
 
     def __init__(
