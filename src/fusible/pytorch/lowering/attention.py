@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import Rotary, current_pass
+from fusible.ops.attention import AttentionBase
 from fusible.pytorch.lowering.pointwise import wide
 from fusible.pytorch.lowering.registry import Args, lowers, written
 
@@ -74,7 +75,7 @@ def _cross_attention(op: ops.CrossAttention, x: torch.Tensor, args: Args) -> tor
     return written(y if x.ndim == 3 else y.squeeze(0), op.y_dtype)
 
 
-def _check_high_precision(op: ops.AttentionBase) -> None:
+def _check_high_precision(op: AttentionBase) -> None:
     if op.qkv_dtype is not None:
         got, do = "queries, keys and values in 8 bits", "export it without fp8_dpa"
         raise ArgumentError(expected("attention in high precision", of="a model to export", got=got, do=do))
