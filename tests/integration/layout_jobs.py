@@ -390,6 +390,64 @@ def stages_have_what_their_model_had(rank: int) -> None:
         assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items()), first
 
 
+_SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+_SIZES["max_position_embeddings"] = 64
+_LATENT = {"q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "moe_intermediate_size": 32}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 4},
+    "qwen3": {"num_key_value_heads": 4, "head_dim": 16},
+    "phi": {},
+    "mixtral": {"num_key_value_heads": 4, "num_local_experts": 4},
+    "deepseek_v3": {**_LATENT, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2},
+    "bert": {"architectures": ["BertModel"]},
+}
+
+
+def models_of_families(rank: int) -> None:
+    """Models as ``from_config`` and ``from_pretrained`` give them, whole; those with experts along ``ep``, too."""
+    text = torch.randint(512, (4, 12), generator=torch.Generator().manual_seed(0))
+    for name, more in _CONFIGS.items():
+        config = {"model_type": name, **_SIZES, **more}
+        for mesh in (along_tp(), mesh_of(("ep", dist.get_world_size()))):
+            if "ep" in (mesh.mesh_dim_names or ()) and name not in ("mixtral", "deepseek_v3"):
+                continue
+            model, alone = (fusible.from_config(config, seed=3) for _ in range(2))
+            found, wanted = parallelize(model, mesh)(local_batch(mesh, text)[0]), alone(text)
+            own = local_batch(mesh, wanted)[0]
+            assert (found - own).norm() <= 1e-5 * own.norm(), (name, mesh)
+            if "ep" in (mesh.mesh_dim_names or ()):
+                continue
+            if name != "bert":
+                with torch.no_grad():
+                    nexts = [each.next_logits(text[0], torch.tensor([12]), each.new_cache(1, 16)) for each in (model, alone)]
+                assert (nexts[0] - nexts[1]).norm() <= 1e-5 * nexts[1].norm(), name
+            for y in (found, wanted):
+                y.square().mean().backward()
+            of_alone = {path: p.grad for path, p in alone.named_parameters() if p.grad is not None}
+            gathered = gather_tensors(model, {path: p.grad for path, p in model.named_parameters() if p.grad is not None})
+            whole = torch.stack([gradient.norm() for gradient in of_alone.values()]).norm()  # beside which those of keys' biases are roundings
+            assert gathered.keys() == of_alone.keys()
+            for path, gradient in of_alone.items():
+                assert (gathered[path] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-6 * whole, (name, path)
+    for name in ("llama", "deepseek_v3"):
+        model, alone = (fusible.from_config({"model_type": name, **_SIZES, **_CONFIGS[name]}, seed=3) for _ in range(2))
+        found = parallelize(model, along_tp(), shared_output=True)(text)
+        own = alone(text).chunk(dist.get_world_size(), -1)[rank]
+        assert found.shape == own.shape and (found - own).norm() <= 1e-5 * own.norm(), name
+    for cut in (lambda: nn.Identity(), lambda: fusible.Residual(nn.Identity(), fusible.Linear(16, 16))):
+        torch.manual_seed(1)
+        made = fusible.Sequential(fusible.Linear(8, 16), cut(), fusible.Linear(16, 8 * dist.get_world_size()))
+        alone, x = deepcopy(made), torch.randn(3, 8)
+        own = alone(x).chunk(dist.get_world_size(), -1)[rank]
+        assert torch.allclose(parallelize(made, along_tp(), shared_output=True)(x), own, rtol=1e-5, atol=1e-6)
+    counts = fusible.from_config({"model_type": "bert", **_SIZES, **_CONFIGS["bert"]})
+    with pytest.raises(NotServedError, match="along 'cp': expected positions by which attention rotates, got those that a TokenEmbedding counts"):
+        parallelize(counts, mesh_of(("cp", dist.get_world_size())))
+    tied = fusible.from_config({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 512, "n_positions": 64})
+    with pytest.raises(NotServedError, match="parameters that one module holds, got embedding.weight and head.weight as one"):
+        parallelize(tied, along_tp())
+
+
 def begins_on_meta(rank: int) -> None:
     """A model that nobody has ever held whole begins with the values that it begins with in one process."""
     world = dist.get_world_size()

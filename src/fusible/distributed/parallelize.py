@@ -25,6 +25,7 @@ from fusible.ops.sharing import Process
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.shares import Share
 from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.modules.sequential import Chain
 from fusible.quantized import QuantizedTensor
 from fusible.tex.calls.transaction import Write, run
 
@@ -33,8 +34,8 @@ __all__ = ["parallelize"]
 M = TypeVar("M", bound=nn.Module)
 
 _SERVED = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
-_Rewrite = Callable[[Sequence[Op]], list[Rewritten]]
-"""What becomes of a list of ops in this process."""
+_Rewrite = Callable[[Sequence[BoundOp]], list[Rewritten]]
+"""What becomes of the ops of a pipeline in this process."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ def parallelize(
     dimensions.
 
     ``sequence_parallel``: processes along ``tp`` share out the rows of everything else too, so that what is kept for backward becomes smaller
-    (Korthikanti et al. 2022, arXiv:2205.05198). ``shared_output``: where a pipeline ends in a product, y stays shared out by columns: rank r's
-    logits are the r-th part of the vocabulary, as ``CrossEntropyLoss(group=...)`` takes them.
+    (Korthikanti et al. 2022, arXiv:2205.05198). ``shared_output``: where a pipeline ends in a product, y stays shared out by columns, unless a
+    module behind it in a chain, or around it, computes with y (``reads_whole_parts``): rank r's logits are the r-th part of the vocabulary, as
+    ``CrossEntropyLoss(group=...)`` takes them.
 
     Parameters become ``DTensor``s, by the values that the first process along ``tp`` has. One that holds several things side by side (q, k and v; a
     gate and what it multiplies) becomes one for each, ``query_weight`` and so on. Inputs and outputs of the model are those of one process.
@@ -115,8 +117,13 @@ def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, 
         if sequence_parallel and any(b.extras is not None and None in b.extras.inputs for b in bound):
             do = "leave out sequence_parallel, or give them by channels"
             raise ArgumentError(expected("no extra inputs", of="a model with sequence parallelism", got="some of the caller's", do=do))
-    options: dict[str, Any] = {"sequence_parallel": sequence_parallel, "shared_output": shared_output}
-    changes = _changes(model, lambda ops: tensor_parallel(ops, process, group, **options))
+    inner = _inner_ops(model)
+
+    def rewrite(bound: Sequence[BoundOp]) -> list[Rewritten]:
+        shared = shared_output and id(bound[-1].op) not in inner
+        return tensor_parallel([b.op for b in bound], process, group, sequence_parallel=sequence_parallel, shared_output=shared)
+
+    changes = _changes(model, rewrite)
     others = _embeddings(model)
     _lay_out(model, changes, _Place(mesh, process, group))
     for module in others:
@@ -134,7 +141,7 @@ def _share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
     check_untied(model, "a parallelized model")
     mesh = mesh["ep"]
     process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
-    changes = _changes(model, lambda ops: expert_parallel(ops, process, group))
+    changes = _changes(model, lambda bound: expert_parallel([b.op for b in bound], process, group))
     others = _embeddings(model)
     _lay_out(model, changes, _Place(mesh, process, group, 1 / process.size))
     for module in others:
@@ -169,6 +176,10 @@ def _check_context(model: nn.Module, mesh: DeviceMesh, way: str) -> None:
     if way not in CONTEXT_PARALLEL:
         wanted = " or ".join(map(repr, CONTEXT_PARALLEL))
         raise ArgumentError(expected(wanted, of="context_parallel of parallelize", got=repr(way), do="name one of these"))
+    counting = next((type(module).__name__ for module in model.modules() if getattr(module, "counts_places", False)), None)
+    if counting is not None:
+        wanted, got = "positions by which attention rotates", f"those that a {counting} counts in each process from 0 on"
+        raise NotServedError(expected(wanted, of="a model that is parallelized along 'cp'", got=got, do="leave out the mesh's dimension cp"))
     process = Process(0, size_of(mesh, "cp") * size_of(mesh, "tp"))  # those that share out the heads, by columns or by sequences
     for bound in _pipelines(model):
         sequences_shared([b.op for b in bound], process, None, way)
@@ -191,7 +202,7 @@ def _changes(model: nn.Module, rewrite: _Rewrite) -> list[_Changes]:
     found: dict[int, _Changes] = {}
     seen: set[int] = set()
     for bound in _pipelines(model):
-        for b, made in zip(bound, rewrite([b.op for b in bound]), strict=True):
+        for b, made in zip(bound, rewrite(bound), strict=True):
             if id(b.op) in seen:
                 do = "give each place a module of its own"
                 raise ArgumentError(expected("modules that stand at one place", of="a parallelized model", got=f"{b.op!r} at several", do=do))
@@ -229,6 +240,17 @@ def _pipelines(model: nn.Module) -> Iterator[tuple[BoundOp, ...]]:
             if not all(id(b.op) in covered for b in bound):
                 covered.update(id(b.op) for b in bound)
                 yield bound
+
+
+def _inner_ops(model: nn.Module) -> set[int]:
+    """Those of pipelines whose results another module reads: one that follows in a chain, or one whose parts they are (``reads_whole_parts``)."""
+    found: set[int] = set()
+    for module in model.modules():
+        lists = [part for part in module._parts()[:-1] if isinstance(part, list)] if isinstance(module, Chain) else []
+        if getattr(module, "reads_whole_parts", False):
+            lists += [bound for part in module.modules() if isinstance(part, BaseModule) for bound in part._pipelines()]
+        found.update(id(b.op) for bound in lists for b in bound)
+    return found
 
 
 def _group_of(mesh: DeviceMesh) -> Any:

@@ -11,6 +11,8 @@ __all__ = ["GatedSum"]
 class GatedSum(nn.Module):
     """``y = main(x) + sigmoid(gate(x)) * shared(x)``, with ``gate(x) [*, 1]``; without a gate ``main(x) + shared(x)``."""
 
+    reads_whole_parts = True
+
     def __init__(self, main: nn.Module, gate: nn.Module | None, shared: nn.Module) -> None:
         super().__init__()
         self.main, self.gate, self.shared = main, gate, shared

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fusible.errors import ArgumentError, expected
 from fusible.models.parts import Blueprint, stored_in
@@ -41,6 +40,11 @@ class LanguageModel(PretrainedModel):
     ) -> None:
         super().__init__(config, blueprint, recipe)
         self.embedding, self.positions, self.body, self.head = embedding, positions, body, head
+
+    @property
+    def counts_places(self) -> bool:
+        """Whether it adds rows by the places of its tokens, which it counts from 0 on: so a sequence is not to be shared out."""
+        return self.positions is not None
 
     @property
     def vocabulary(self) -> int:
@@ -87,12 +91,12 @@ class LanguageModel(PretrainedModel):
             return self._capped(self.head(last)).float()
 
     def _embed(self, tokens: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
-        x = F.embedding(tokens, self.embedding.weight)
+        x = self.embedding(tokens)
         if self.blueprint.embedding_scale != 1.0:
             x = x * torch.tensor(self.blueprint.embedding_scale, dtype=x.dtype)  # rounded to the dtype first, as these models were trained
         if self.positions is not None and places is not None:
             check_places(places, self.context)
-            x = x + F.embedding(places, self.positions.weight)
+            x = x + self.positions(places)
         return x
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:

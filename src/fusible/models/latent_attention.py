@@ -25,8 +25,10 @@ class MultiHeadLatentAttention(nn.Module, ChainPart):
 
     With a cache all heads attend to the latents themselves, and ``kv_b`` stands at the other side of both products: ``q_h k_h = (q_h kv_b_h) latent``
     and ``sum_t p_t v_h = kv_b_h (sum_t p_t latent)``. So a cache has ``rank + rope_width`` numbers of a token, whatever the number of heads. A
-    ``kv_b`` that is held quantized is dequantized at each such call.
+    ``kv_b`` that is held quantized is dequantized at each such call, and one that processes share is gathered.
     """
+
+    reads_whole_parts = True
 
     clears_padding = True
 
@@ -78,4 +80,6 @@ class MultiHeadLatentAttention(nn.Module, ChainPart):
 def _weight(layer: nn.Module) -> torch.Tensor:
     """The values of the matrix by which a layer multiplies; of one with an adapter what both make together."""
     weight: Any = layer.merged_weight() if hasattr(layer, "merged_weight") else layer.weight  # type: ignore[operator]
-    return weight.dequantize() if isinstance(weight, QuantizedTensor) else weight
+    if isinstance(weight, QuantizedTensor):
+        return weight.dequantize()
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight

@@ -20,6 +20,8 @@ class ParallelResidual(nn.Module, ChainPart):
     ``x [tokens, hidden]`` or ``[batch, seq, hidden]``, as the modules of ``fusible.pytorch`` take it. Each branch is a pipeline of its own.
     """
 
+    reads_whole_parts = True
+
     def __init__(self, norm: nn.Module, *branches: Sequential) -> None:
         super().__init__()
         self.norm = norm

@@ -60,6 +60,8 @@ class Patches:
 class PatchEmbedding(nn.Module):
     """``[batch, 1 + patches, hidden]`` of pixels ``[batch, channels, height, width]`` (see ``Patches``)."""
 
+    counts_places = True
+
     def __init__(self, plan: Patches, positions: torch.Tensor, first: torch.Tensor, projection: nn.Module) -> None:
         super().__init__()
         self.positions, self.first, self.projection = nn.Parameter(positions), nn.Parameter(first), projection

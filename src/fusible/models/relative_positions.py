@@ -37,6 +37,8 @@ class RelativeTable:
 class RelativePositions(nn.Module):
     """What is added to scores, ``[rows, heads, queries, keys]`` (see ``RelativeTable``)."""
 
+    counts_places = True
+
     def __init__(self, plan: RelativeTable, weight: torch.Tensor) -> None:
         super().__init__()
         self.plan, self.weight = plan, nn.Parameter(weight)

@@ -14,6 +14,8 @@ class SideBySide(nn.Module):
     It takes the place of one product where the weights have scales of their own, so that no quantized tensor has the values of all.
     """
 
+    reads_whole_parts = True
+
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)

@@ -68,6 +68,8 @@ class SpeechEmbedding(nn.Module):
     """``[batch, length, hidden]`` of ``[batch, bands, 2 length]``: of each frame the logarithms of what is in so many bands of frequencies (see
     ``Speech``)."""
 
+    counts_places = True
+
     positions: torch.Tensor
 
     def __init__(self, first: nn.Conv1d, second: nn.Conv1d, positions: torch.Tensor) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.models.parts import Weights
@@ -98,6 +97,10 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.words, self.positions, self.types = words, positions, types
 
+    @property
+    def counts_places(self) -> bool:
+        return self.positions is not None
+
     def forward(self, tokens: torch.Tensor, seq_lens: torch.Tensor | None = None, token_types: torch.Tensor | None = None) -> torch.Tensor:
         check_tokens(tokens, seq_lens, "an encoder")
         if token_types is not None and (self.types is None or token_types.shape != tokens.shape):
@@ -107,10 +110,10 @@ class TokenEmbedding(nn.Module):
 
     def rows(self, tokens: torch.Tensor, places: torch.Tensor | None, token_types: torch.Tensor | None = None) -> torch.Tensor:
         """The rows of ``tokens`` at ``places``, which a model without positions does not need."""
-        x = F.embedding(tokens, self.words.weight)
+        x = self.words(tokens)
         if self.types is not None:
-            x = x + (self.types.weight[0] if token_types is None else F.embedding(token_types, self.types.weight))
+            x = x + self.types(torch.zeros_like(tokens) if token_types is None else token_types)
         if self.positions is not None and places is not None:
             check_places(places, self.positions.num_embeddings)
-            x = x + F.embedding(places, self.positions.weight)
+            x = x + self.positions(places)
         return x

@@ -210,6 +210,8 @@ class Sequential(Chain):
 class Residual(Container):
     """``y = x + body(x)`` with the body a chain of modules: ``Residual(LayerNorm(h), Linear(h, h))``."""
 
+    reads_whole_parts = True
+
     def __init__(self, *modules: Any) -> None:
         super().__init__(*modules)
         self._begin, self._end = ops.ResidualBegin(), ops.ResidualEnd()
