@@ -60,10 +60,16 @@ def said(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> tup
     return printed.out, printed.err
 
 
+def made_of(folder: Path, prompt: str, count: int, sampling: Sampling) -> list[int]:
+    """The tokens that follow, with one that ends a text: whether there is one hangs on the tokenizer, and so on the text that it was made of."""
+    tokenizer = Tokenizer.from_folder(folder)
+    (made,) = generate(TinyModel(600), [tokenizer.encode(prompt)], count, sampling, stop_tokens=tokenizer.stop_tokens)
+    return list(made)
+
+
 def continued(folder: Path, prompt: str, count: int, sampling: Sampling, chat: bool = False) -> str:
     tokenizer = Tokenizer.from_folder(folder)
-    tokens = tokenizer.encode(prompt)
-    (made,) = generate(TinyModel(600), [tokens], count, sampling, stop_tokens=tokenizer.stop_tokens)
+    tokens, made = tokenizer.encode(prompt), made_of(folder, prompt, count, sampling)
     text = TextStream(tokenizer, (), () if chat else tokens)
     return "".join(text.push(token) for token in made if token not in tokenizer.stop_tokens) + text.finish()
 
@@ -71,7 +77,8 @@ def continued(folder: Path, prompt: str, count: int, sampling: Sampling, chat: b
 def test_it_goes_on_from_a_prompt(folder: Path, loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
     text, report = said(folder, "--prompt", "The class", "--max-tokens", "30", *GREEDY, capsys=capsys)
     assert text == "The class" + continued(folder, "The class", 30, Sampling(0)) + "\n"
-    assert report.startswith("30 tokens in ") and ", from " in report and "; weights 0." in report and "cache 0." in report
+    count = len(made_of(folder, "The class", 30, Sampling(0)))
+    assert report.startswith(f"{count} tokens in ") and ", from " in report and "; weights 0." in report and "cache 0." in report
     drawn, _ = said(folder, "--prompt", "The class", "--seed", "4", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.01", capsys=capsys)
     assert drawn == "The class" + continued(folder, "The class", 200, Sampling(0.8, 40, 0.9, 0.01, seed=4)) + "\n"
     assert said(folder, "--format", "mxfp8", "--max-tokens", "1", capsys=capsys)
