@@ -112,7 +112,7 @@ class CompletionReply(Reply):
         return {
             "tokens": [text for text, _, _ in told],
             "token_logprobs": [value for _, value, _ in told],
-            "top_logprobs": [dict(likeliest) for _, _, likeliest in told],
+            "top_logprobs": [dict(reversed(likeliest)) for _, _, likeliest in told],  # of tokens that read alike, the likeliest
             "text_offset": offsets,
         }
 
