@@ -12,7 +12,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.blocks import Codes, codes_of_blocks, fails_to_cancel, operand_of_blocks
 from fusible.tex.backends.cpu.output import produce
-from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
+from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor, sums_of_columns
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.enums import DType
 from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
@@ -124,7 +124,4 @@ def _operand(x: Any, transpose: bool, way: str, undo: bool, codes: Codes | None)
 
 def _row_sum(B: Any, dtype: torch.dtype) -> Tensor:
     """The bias gradient of a weight-gradient product: B summed over its rows."""
-    rows = dequantize(B, torch.float32) if is_quantized(B) else B
-    sums = torch.empty(rows.shape[-1], dtype=torch.float32)
-    native.column_sums(rows.contiguous(), sums)
-    return sums.to(dtype)
+    return sums_of_columns(dequantize(B, torch.float32) if is_quantized(B) else B).to(dtype)

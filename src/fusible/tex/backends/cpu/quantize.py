@@ -35,7 +35,7 @@ from fusible.tex.protocol import (
 )
 from fusible.tex.selection.dispatch import hand_over
 
-__all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "write_delayed"]
+__all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "sums_of_columns", "write_delayed"]
 
 _LARGEST = {dtype: np.float32(largest) for dtype, largest in FP8_MAX.items()}
 
@@ -82,6 +82,16 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
         native.amax(input.contiguous(), amax.view(1))
 
 
+def sums_of_columns(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """``x`` summed over its rows in fp32. Of float32 by torch, as ``prim.row_sum`` has it, to whose bits passes are held; of 16 bits, several times
+    as fast as torch."""
+    if x.dtype is torch.float32:
+        return torch.sum(x.reshape(-1, x.shape[-1]), 0, out=out)
+    sums = torch.empty(x.shape[-1], dtype=torch.float32) if out is None else out
+    native.column_sums(x.contiguous(), sums)
+    return sums
+
+
 def _rowwise(x: Any) -> Tensor:
     if x._data is not None:
         return x._data.contiguous()
@@ -105,7 +115,7 @@ def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
     x = x.contiguous()
     if not scheme_of(quantizer).per_tensor:
         if bias_grad is not None:
-            native.column_sums(x, bias_grad)
+            sums_of_columns(x, bias_grad)
         return quantize_blocks(x, quantizer, output, noop)
     fp8 = fp8_format(quantizer.dtype)
     if output is not None:
