@@ -13,26 +13,13 @@ constexpr std::int32_t kLastExponent = 0xfe;
 constexpr std::int32_t kHalfBits = 0x400000;  // 2^-127, a subnormal float
 constexpr std::int32_t kQuietNan = 0x7fc00000;
 
-/// The byte of the least power of two that is not below a float >= 0, given as bits: the last one for infinity.
-[[maybe_unused]] inline std::int32_t exponent_above(std::int32_t bits) {
-    if (bits > kInfinityBits) return kNanExponent;
-    if (bits <= kHalfBits) return 0;
-    const std::int32_t code = (bits + 0x7fffff) >> 23;  // any mantissa bit carries into the exponent
-    return code < kLastExponent ? code : kLastExponent;
-}
-
-/// The same of vectors without NaN.
+/// The byte of the least power of two that is not below a float >= 0, given as bits; not of NaN. The last one for infinity.
 [[maybe_unused]] inline I32 exponent_above(I32 bits) {
     const I32 code = min(shift_right<23>(add(bits, splat(0x7fffff))), splat(kLastExponent));
     return add(code, add(where_above(bits, kHalfBits, 1), where_above(bits, 0, -1)));  // what lies in (0, 2^-127] has carried once
 }
 
 /// 2^(127 - code), by which values are multiplied before they are cast.
-[[maybe_unused]] inline float factor_before(std::int32_t code) {
-    if (code == kNanExponent) return float_of(kQuietNan);
-    return float_of(code == kLastExponent ? kHalfBits : (kLastExponent - code) << 23);
-}
-
 [[maybe_unused]] inline F32 factor_before(I32 code) {
     const I32 turned = add(exclusive_or(code, splat(0xff)), splat(-1));  // 254 - code
     return floats(either(shift_left<23>(turned), where_above(code, kLastExponent - 1, kHalfBits)));

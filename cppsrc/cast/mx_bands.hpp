@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cast/exponents.hpp"
+#include "cast/strips.hpp"
 
 namespace fusible::cast::FUSIBLE_LEVEL {
 namespace {
@@ -9,6 +10,7 @@ namespace {
 using namespace simd::FUSIBLE_LEVEL;
 
 constexpr int kStepVectors = kStep / kLanes;
+constexpr int kStepBlocks = kStep / kMxBlock;
 constexpr int kBlockVectors = kMxBlock / kLanes;
 static_assert(kStep % kMxBlock == 0, "a step has whole blocks");
 
@@ -31,128 +33,140 @@ inline std::uint8_t encode_nan(float x) {
     return encode_one<F>(x != x ? x : float_of(kQuietNan));
 }
 
-/// `width` <= kStep columns of a band, from column c on: codes and exponents along rows; and where columns are wanted, the values and the maxima of each
-/// column.
-template <class S, class F, bool kColumns>
-inline void encode_rows(const MxBand& band, int c, int width, float (*values)[kStep], I32 (&column_amax)[kStepVectors]) {
-    const float inverse = inverse_largest<F>();
+/// A step of a band: its values, and the largest magnitudes of its blocks along rows and along columns, as bits. Columns that it lacks are zeros.
+struct MxStep {
+    alignas(64) float values[kMxBlock][kStep];
+    alignas(64) std::int32_t of_rows[kStepBlocks][kMxBlock];
+    alignas(64) std::int32_t of_columns[kStep];
+};
+
+/// Reads `width` <= kStep columns of a band from column c on; returns the largest magnitude.
+template <class S>
+inline std::int32_t read_step(const MxBand& band, int c, int width, MxStep& step) {
     const I32 mask = splat(std::int32_t{0x7fffffff});
-    for (int r = 0; r < kMxBlock; ++r) {
-        const S* source = static_cast<const S*>(band.source) + r * band.stride + c;
-        F32 x[kStepVectors];
-        I32 magnitude[kStepVectors];
-        for (int v = 0; v < kStepVectors; ++v) {
-            x[v] = v * kLanes < width ? load(source + v * kLanes) : splat(0.0f);
-            magnitude[v] = both(bits(x[v]), mask);
-            if constexpr (kColumns) {
-                store(values[r] + v * kLanes, x[v]);
-                column_amax[v] = max(column_amax[v], magnitude[v]);
+    I32 columns[kStepVectors];
+    for (int v = 0; v < kStepVectors; ++v) columns[v] = splat(0);
+    for (int first = 0; first < kMxBlock; first += kLanes) {
+        I32 rows[kStepBlocks][kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+            const int r = first + i;
+            const S* source = static_cast<const S*>(band.source) + r * band.source_stride + c;
+            prefetch_step(source + kStep);
+            for (int b = 0; b < kStepBlocks; ++b) {
+                rows[b][i] = splat(0);
+                for (int v = b * kBlockVectors; v < (b + 1) * kBlockVectors; ++v) {
+                    const F32 x = v * kLanes < width ? load(source + v * kLanes) : splat(0.0f);
+                    const I32 magnitude = both(bits(x), mask);
+                    store(step.values[r] + v * kLanes, x);
+                    rows[b][i] = max(rows[b][i], magnitude);
+                    columns[v] = max(columns[v], magnitude);
+                }
             }
         }
-        if (band.codes == nullptr) continue;
-        I32 codes[kStepVectors];
-        I32 unused = splat(0);
-        bool has_nan = false;
-        for (int b = 0; b * kMxBlock < width; ++b) {
-            I32 largest = magnitude[b * kBlockVectors];
-            for (int v = 1; v < kBlockVectors; ++v) largest = max(largest, magnitude[b * kBlockVectors + v]);
-            const std::int32_t amax = max_lane(largest);
-            const std::int32_t exponent = amax > kInfinityBits ? kNanExponent : exponent_above(bits_of(float_of(amax) * inverse));
-            band.exponents[r * band.exponents_stride + c / kMxBlock + b] = static_cast<std::uint8_t>(exponent);
-            has_nan = has_nan || exponent == kNanExponent;
-            const F32 factor = splat(exponent == kNanExponent ? 1.0f : factor_before(exponent));
-            for (int v = b * kBlockVectors; v < (b + 1) * kBlockVectors; ++v) codes[v] = encode<F>(x[v], factor, unused);
-        }
-        for (int v = width / kLanes; v < kStepVectors; ++v) codes[v] = splat(0);
-        std::uint8_t* out = band.codes + r * band.stride + c;
-        store_step(out, codes, width);
-        if (!has_nan) continue;
-        for (int i = 0; i < width; ++i)
-            if (band.exponents[r * band.exponents_stride + (c + i) / kMxBlock] == kNanExponent) out[i] = encode_nan<F>(to_float(source[i]));
+        for (int b = 0; b < kStepBlocks; ++b) store_words(step.of_rows[b] + first, largest_of_each(rows[b]));
+    }
+    I32 largest = splat(0);
+    for (int v = 0; v < kStepVectors; ++v) {
+        store_words(step.of_columns + v * kLanes, columns[v]);
+        largest = max(largest, columns[v]);
+    }
+    return max_lane(largest);
+}
+
+/// The largest magnitude of a square in the place of those of its lines.
+inline void spread_over_squares(MxStep& step) {
+    for (int b = 0; b < kStepBlocks; ++b) {
+        std::int32_t largest = 0;
+        for (const std::int32_t magnitude : step.of_rows[b]) largest = magnitude > largest ? magnitude : largest;
+        for (int i = 0; i < kMxBlock; ++i) step.of_rows[b][i] = step.of_columns[b * kMxBlock + i] = largest;
     }
 }
 
+/// Exponents of blocks without NaN, by the largest magnitudes in them.
 template <class F>
-inline void encode_columns(const MxBand& band, int c, int width, const float (*values)[kStep], const I32 (&column_amax)[kStepVectors]) {
-    const F32 inverse = splat(inverse_largest<F>());
+inline I32 exponents_of(const std::int32_t* magnitudes) {
+    return exponent_above(bits(mul(floats(load_words(magnitudes)), splat(inverse_largest<F>()))));
+}
+
+/// Writes the exponents of a step's blocks along rows, and the factors of their elements to `factors`.
+template <class F>
+inline void scale_rows(const MxBand& band, int c, int width, const MxStep& step, float (*factors)[kMxBlock]) {
+    alignas(64) std::int32_t exponents[kMxBlock];
+    for (int b = 0; b * kMxBlock < width; ++b) {
+        for (int r = 0; r < kMxBlock; r += kLanes) {
+            const I32 of_rows = exponents_of<F>(step.of_rows[b] + r);
+            store_words(exponents + r, of_rows);
+            store(factors[b] + r, factor_before(of_rows));
+        }
+        std::uint8_t* const out = band.exponents + c / kMxBlock + b;
+        for (int r = 0; r < kMxBlock; ++r) out[r * band.exponents_stride] = static_cast<std::uint8_t>(exponents[r]);
+    }
+}
+
+/// Writes the exponents of a step's columns, and the factors of their elements to `factors`.
+template <class F>
+inline void scale_columns(const MxBand& band, int c, int width, const MxStep& step, F32 (&factors)[kStepVectors]) {
     I32 exponents[kStepVectors];
-    F32 factors[kStepVectors];
-    I32 largest = splat(0);
     for (int v = 0; v < kStepVectors; ++v) {
-        largest = max(largest, column_amax[v]);
-        exponents[v] = exponent_above(bits(mul(floats(column_amax[v]), inverse)));
+        exponents[v] = exponents_of<F>(step.of_columns + v * kLanes);
         factors[v] = factor_before(exponents[v]);
     }
     store_step(band.column_exponents + c, exponents, width);
+}
+
+template <class F, bool kRows, bool kColumns>
+inline void encode_step(const MxBand& band, int c, int width, const MxStep& step) {
+    alignas(64) float of_rows[kStepBlocks][kMxBlock] = {};
+    F32 of_columns[kStepVectors];
+    if constexpr (kRows) scale_rows<F>(band, c, width, step, of_rows);
+    if constexpr (kColumns) scale_columns<F>(band, c, width, step, of_columns);
     I32 unused = splat(0);
     for (int r = 0; r < kMxBlock; ++r) {
         I32 codes[kStepVectors];
-        for (int v = 0; v < kStepVectors; ++v) codes[v] = encode<F>(load(values[r] + v * kLanes), factors[v], unused);
-        store_step(band.column_codes + r * band.stride + c, codes, width);
-    }
-    if (max_lane(largest) <= kInfinityBits) return;
-    for (int i = 0; i < width; ++i) {  // again, for the columns that have a NaN
-        bool has_nan = false;
-        for (int r = 0; r < kMxBlock; ++r) has_nan = has_nan || values[r][i] != values[r][i];
-        if (!has_nan) continue;
-        band.column_exponents[c + i] = static_cast<std::uint8_t>(kNanExponent);
-        for (int r = 0; r < kMxBlock; ++r) band.column_codes[r * band.stride + c + i] = encode_nan<F>(values[r][i]);
+        const float* const values = step.values[r];
+        if constexpr (kRows) {
+            for (int v = 0; v < kStepVectors; ++v) codes[v] = encode<F>(load(values + v * kLanes), splat(of_rows[v / kBlockVectors][r]), unused);
+            store_step(band.codes + r * band.stride + c, codes, width);
+        }
+        if constexpr (kColumns) {
+            if (!kRows || !band.tiled)  // the codes of a square are the same in both copies
+                for (int v = 0; v < kStepVectors; ++v) codes[v] = encode<F>(load(values + v * kLanes), of_columns[v], unused);
+            store_step(band.column_codes + r * band.stride + c, codes, width);
+        }
     }
 }
 
-/// One exponent for each square: both copies have the same codes.
-template <class S, class F>
-inline void encode_squares(const MxBand& band, int c, int width) {
-    const S* const source = static_cast<const S*>(band.source) + c;
-    const I32 mask = splat(std::int32_t{0x7fffffff});
-    I32 largest[kStepVectors];
-    for (int v = 0; v < kStepVectors; ++v) largest[v] = splat(0);
-    for (int r = 0; r < kMxBlock; ++r)
-        for (int v = 0; v * kLanes < width; ++v) largest[v] = max(largest[v], both(bits(load(source + r * band.stride + v * kLanes)), mask));
-    std::int32_t exponents[kStep / kMxBlock] = {};
-    bool has_nan = false;
-    for (int b = 0; b * kMxBlock < width; ++b) {
-        I32 of_square = largest[b * kBlockVectors];
-        for (int v = 1; v < kBlockVectors; ++v) of_square = max(of_square, largest[b * kBlockVectors + v]);
-        const std::int32_t amax = max_lane(of_square);
-        exponents[b] = amax > kInfinityBits ? kNanExponent : exponent_above(bits_of(float_of(amax) * inverse_largest<F>()));
-        has_nan = has_nan || exponents[b] == kNanExponent;
-        if (band.column_exponents != nullptr) std::memset(band.column_exponents + c + b * kMxBlock, exponents[b], kMxBlock);
-    }
-    I32 unused = splat(0);
+/// Again, for the blocks that have a NaN.
+template <class F>
+inline void encode_nans(const MxBand& band, int c, int width, const MxStep& step) {
     for (int r = 0; r < kMxBlock; ++r) {
-        I32 codes[kStepVectors];
-        for (int v = 0; v < kStepVectors; ++v) {
-            const std::int32_t exponent = exponents[v / kBlockVectors];
-            const F32 x = v * kLanes < width ? load(source + r * band.stride + v * kLanes) : splat(0.0f);
-            codes[v] = encode<F>(x, splat(exponent == kNanExponent ? 1.0f : factor_before(exponent)), unused);
+        for (int i = 0; i < width; ++i) {
+            if (band.codes != nullptr && step.of_rows[i / kMxBlock][r] > kInfinityBits) {
+                band.exponents[r * band.exponents_stride + (c + i) / kMxBlock] = static_cast<std::uint8_t>(kNanExponent);
+                band.codes[r * band.stride + c + i] = encode_nan<F>(step.values[r][i]);
+            }
+            if (band.column_codes != nullptr && step.of_columns[i] > kInfinityBits) {
+                band.column_exponents[c + i] = static_cast<std::uint8_t>(kNanExponent);
+                band.column_codes[r * band.stride + c + i] = encode_nan<F>(step.values[r][i]);
+            }
         }
-        alignas(64) std::uint8_t bytes[kStep];
-        store_bytes(bytes, codes);
-        for (int i = 0; has_nan && i < width; ++i)
-            if (exponents[i / kMxBlock] == kNanExponent) bytes[i] = encode_nan<F>(to_float(source[r * band.stride + i]));
-        if (band.codes != nullptr) std::memcpy(band.codes + r * band.stride + c, bytes, static_cast<std::size_t>(width));
-        if (band.column_codes != nullptr) std::memcpy(band.column_codes + r * band.stride + c, bytes, static_cast<std::size_t>(width));
-        for (int b = 0; band.exponents != nullptr && b * kMxBlock < width; ++b)
-            band.exponents[r * band.exponents_stride + c / kMxBlock + b] = static_cast<std::uint8_t>(exponents[b]);
     }
 }
 
 template <class S, class F>
 void quantize_mx(const MxBand& band) {
-    alignas(64) float values[kMxBlock][kStep];
+    MxStep step;
     for (int c = 0; c < band.cols; c += kStep) {
         const int width = band.cols - c < kStep ? band.cols - c : kStep;
-        I32 column_amax[kStepVectors];
-        for (int v = 0; v < kStepVectors; ++v) column_amax[v] = splat(0);
-        if (band.tiled) {
-            encode_squares<S, F>(band, c, width);
-        } else if (band.column_codes == nullptr) {
-            encode_rows<S, F, false>(band, c, width, nullptr, column_amax);
-        } else {
-            encode_rows<S, F, true>(band, c, width, values, column_amax);
-            encode_columns<F>(band, c, width, values, column_amax);
-        }
+        const std::int32_t largest = read_step<S>(band, c, width, step);
+        if (band.tiled) spread_over_squares(step);
+        if (band.column_codes == nullptr)
+            encode_step<F, true, false>(band, c, width, step);
+        else if (band.codes == nullptr)
+            encode_step<F, false, true>(band, c, width, step);
+        else
+            encode_step<F, true, true>(band, c, width, step);
+        if (largest > kInfinityBits) encode_nans<F>(band, c, width, step);
     }
 }
 

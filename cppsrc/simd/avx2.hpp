@@ -127,5 +127,17 @@ inline std::int32_t max_lane(I32 a) {
     return _mm_cvtsi128_si32(half);
 }
 
+/// Lane i of the result is the largest lane of x[i].
+inline I32 largest_of_each(const I32 (&x)[kLanes]) {
+    __m256i of_halves[2];  // a vector for four of x, with one lane for each in either half
+    for (int i = 0; i < 2; ++i) {
+        const I32* const of = x + 4 * i;
+        const __m256i first = _mm256_max_epi32(_mm256_unpacklo_epi32(of[0].v, of[1].v), _mm256_unpackhi_epi32(of[0].v, of[1].v));
+        const __m256i second = _mm256_max_epi32(_mm256_unpacklo_epi32(of[2].v, of[3].v), _mm256_unpackhi_epi32(of[2].v, of[3].v));
+        of_halves[i] = _mm256_max_epi32(_mm256_unpacklo_epi64(first, second), _mm256_unpackhi_epi64(first, second));
+    }
+    return {_mm256_max_epi32(_mm256_permute2x128_si256(of_halves[0], of_halves[1], 0x20), _mm256_permute2x128_si256(of_halves[0], of_halves[1], 0x31))};
+}
+
 }  // namespace
 }  // namespace fusible::simd::FUSIBLE_LEVEL

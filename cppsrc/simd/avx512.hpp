@@ -130,5 +130,20 @@ inline std::int32_t max_lane(I32 a) {
     return _mm_cvtsi128_si32(half);
 }
 
+/// Lane i of the result is the largest lane of x[i].
+inline I32 largest_of_each(const I32 (&x)[kLanes]) {
+    __m512i of_quarters[4];  // a vector for four of x, with one lane for each in every 128 bits
+    for (int i = 0; i < 4; ++i) {
+        const I32* const of = x + 4 * i;
+        const __m512i first = _mm512_max_epi32(_mm512_unpacklo_epi32(of[0].v, of[1].v), _mm512_unpackhi_epi32(of[0].v, of[1].v));
+        const __m512i second = _mm512_max_epi32(_mm512_unpacklo_epi32(of[2].v, of[3].v), _mm512_unpackhi_epi32(of[2].v, of[3].v));
+        of_quarters[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
+    }
+    const auto halve = [](__m512i a, __m512i b) {
+        return _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    };
+    return {halve(halve(of_quarters[0], of_quarters[1]), halve(of_quarters[2], of_quarters[3]))};
+}
+
 }  // namespace
 }  // namespace fusible::simd::FUSIBLE_LEVEL

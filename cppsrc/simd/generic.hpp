@@ -170,5 +170,12 @@ inline std::int32_t max_lane(const I32& a) {
     return result;
 }
 
+/// Lane i of the result is the largest lane of x[i].
+inline I32 largest_of_each(const I32 (&x)[kLanes]) {
+    I32 result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = max_lane(x[i]);
+    return result;
+}
+
 }  // namespace
 }  // namespace fusible::simd::FUSIBLE_LEVEL
