@@ -52,6 +52,8 @@ inline std::int32_t read_step(const MxBand& band, int c, int width, MxStep& step
             const int r = first + i;
             const S* source = static_cast<const S*>(band.source) + r * band.source_stride + c;
             prefetch_step(source + kStep);
+            if (band.codes != nullptr) __builtin_prefetch(band.codes + r * band.stride + c + kStep, 1, 2);
+            if (band.column_codes != nullptr) __builtin_prefetch(band.column_codes + r * band.stride + c + kStep, 1, 2);
             for (int b = 0; b < kStepBlocks; ++b) {
                 rows[b][i] = splat(0);
                 for (int v = b * kBlockVectors; v < (b + 1) * kBlockVectors; ++v) {

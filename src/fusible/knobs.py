@@ -187,6 +187,9 @@ FUSIBLE_CPU_LEVEL = _choice(
 FUSIBLE_NUM_THREADS = Knob(
     "FUSIBLE_NUM_THREADS", _threads, 0, f"a number of threads up to {_MOST_THREADS}", "threads of the native kernels; default (0): torch's own number"
 )
+FUSIBLE_RETURN_MEMORY = _switch(
+    "FUSIBLE_RETURN_MEMORY", "commands give freed memory back to the system, as the C library does by itself; default: they keep it, which is faster"
+)
 
 RANK = Knob("RANK", _threads, 0, "a number from 0 on", "which of the processes that torchrun has started this one is")
 WORLD_SIZE = Knob("WORLD_SIZE", _threads, 1, "a number of processes", "how many processes torchrun has started")

@@ -40,6 +40,7 @@ _TABLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "RANK": ({"0": 0, "3": 3}, ("-1", "1.5", "first")),
     "WORLD_SIZE": ({"1": 1, "8": 8}, ("-1", "1.5", "all")),
     "FUSIBLE_NUM_THREADS": ({"0": 0, "1": 1, "016": 16, "1024": 1024}, ("-1", "1.5", "1025", "9" * 30, "1_0", "all", "0x4", "+2", "\u0661", "1 2")),
+    "FUSIBLE_RETURN_MEMORY": (_SWITCH, _BAD_SWITCH),
     "FUSIBLE_RUN": ({"null": None, '{"device": "cpu"}': {"device": "cpu"}}, ("cpu", "{", "--device cpu")),
     "NVTE_PLUGIN": ({"fusible.plugin": "fusible.plugin"}, ()),
     "NVTE_BACKWARD_OVERRIDE": ({"high_precision": "high_precision", "Dequantized": "dequantized"}, ("none", "high", "1")),

@@ -12,6 +12,8 @@ from typing import NoReturn
 from fusible import __version__
 from fusible.cli.command import Command, all_commands
 from fusible.errors import FusibleError, expected
+from fusible.knobs import FUSIBLE_RETURN_MEMORY
+from fusible.machine import keep_freed_memory
 
 __all__ = ["main"]
 
@@ -56,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
+        if argv is None and not FUSIBLE_RETURN_MEMORY.get():  # the process is the command's
+            keep_freed_memory()
         code = options.run(options)
         sys.stdout.flush()  # a full disk is reported here, and not when the interpreter exits
         return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusible.facade import public_names as _public_names
+from fusible.machine import keep_freed_memory
 from fusible.pytorch.cross_entropy import CrossEntropyLoss
 from fusible.pytorch.engine.autocast import autocast
 from fusible.pytorch.engine.executors import register_executor

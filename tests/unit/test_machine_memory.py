@@ -1,0 +1,47 @@
+"""What a process keeps of the memory that it frees."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from fusible.cli import main
+
+_FAULTS = """
+import resource, torch
+from fusible import keep_freed_memory
+{call}
+def step():
+    held = [torch.empty(24 * 2**20, dtype=torch.uint8).fill_(1) for _ in range(4)]
+step(), step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step(), step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone is asked to keep memory")
+def test_kept_memory_is_not_fetched_again() -> None:
+    """By its page faults: 96 MiB that are allocated, freed and allocated again, in a process of its own."""
+    faults = {}
+    for call in ("", "assert keep_freed_memory()"):
+        run = subprocess.run([sys.executable, "-c", _FAULTS.format(call=call)], capture_output=True, text=True, check=True)
+        faults[call] = int(run.stdout)
+    pages = 24 * 2**20 // 4096
+    assert faults[""] > pages > 10 * faults["assert keep_freed_memory()"]
+
+
+def test_a_command_keeps_memory_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(sys.modules[main.__module__], "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(sys, "argv", ["fusible", "info"])
+    for text, expected in (("", [True]), ("0", [True, True]), ("1", [True, True])):
+        monkeypatch.setenv("FUSIBLE_RETURN_MEMORY", text)
+        assert main() == 0 and kept == expected
+    assert main(["info"]) == 0 and kept == [True, True], "a caller of main has a process of its own"
+    monkeypatch.setenv("FUSIBLE_RETURN_MEMORY", "perhaps")
+    assert main() == 2
+    assert "FUSIBLE_RETURN_MEMORY: expected 1, true, yes" in capsys.readouterr().err
