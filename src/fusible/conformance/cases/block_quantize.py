@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fusible.conformance.quantized import PerTensorQuantizer
 from fusible.conformance.table import FLOATS, Arguments, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
+from fusible.tex.formats import block_format_of
 
 __all__ = ["framed", "quantized", "transforming"]
 
@@ -42,13 +43,13 @@ def transforming(signs: bool = True) -> NVFP4Quantizer:
     return NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, with_random_sign_mask=signs)
 
 
-def framed(at: str, wanted: Tensor) -> Output:
-    """Scales in the upper left of a buffer. The padding, of fewer than 128 rows and columns, may hold anything."""
+def framed(at: str, wanted: Tensor, shape: Sequence[int]) -> Output:
+    """Scales in the upper left of a buffer of ``shape``, whose rest may hold anything."""
 
     def frame(result: Any, arguments: Arguments) -> Any:
         found = Output(at, None).find(result, arguments)
-        if not isinstance(found, Tensor) or found.dim() != 2 or any(not 0 <= a - b < 128 for a, b in zip(found.shape, wanted.shape, strict=True)):
-            return torch.zeros(0)
+        if not isinstance(found, Tensor) or tuple(found.shape) != tuple(shape):
+            return torch.zeros(shape)
         whole = found.detach().cpu().clone()
         whole[: wanted.shape[0], : wanted.shape[1]] = wanted.to(whole.dtype)
         return whole
@@ -59,13 +60,14 @@ def framed(at: str, wanted: Tensor) -> Output:
 def copies_at(at: str, x: Tensor, quantizer: BlockQuantizer, amaxes: dict[str, Tensor] | None = None) -> list[Output]:
     """The copies of ``x [M, K]`` in a block-scaled format, in NVFP4 with their own amaxes or those given."""
     outputs, made = [], dict(copies(x, quantizer, amaxes))
-    four_bits = isinstance(quantizer, NVFP4Quantizer)
+    four_bits, form = isinstance(quantizer, NVFP4Quantizer), block_format_of(quantizer)
     for way in WAYS:
         data, scale_inv, amax = f"{at}._{way}_data", f"{at}._{way}_scale_inv", f"{at}._amax_{way}"
         if way not in made:
             outputs += [Output(name, None) for name in ((data, scale_inv, amax) if four_bits else (data,))]
             continue
-        outputs += [Output(data, made[way].data), framed(scale_inv, made[way].scales)]
+        shape = form.scale_shape(x.shape, way == "columnwise", form.is_tiled(quantizer))
+        outputs += [Output(data, made[way].data), framed(scale_inv, made[way].scales, shape)]
         outputs += [Output(amax, made[way].amax)] if four_bits else []
     return outputs
 

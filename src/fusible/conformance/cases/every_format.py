@@ -16,6 +16,7 @@ from fusible.conformance.cases.quantize import bgrad_per_tensor, create_empty_pe
 from fusible.conformance.table import Arguments, Disagreement, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
+from fusible.tex.formats import NVFP4
 
 __all__ = []
 
@@ -107,7 +108,8 @@ def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
         return pairs
 
     quantizer = NVFP4Quantizer(stochastic_rounding=True, columnwise=False)
-    outputs = (Output("result._rowwise_data", by_chance), framed("result._rowwise_scale_inv", torch.from_numpy(scales)))
+    shape = NVFP4.scale_shape(_SHAPE, False, NVFP4.is_tiled(quantizer))
+    outputs = (Output("result._rowwise_data", by_chance), framed("result._rowwise_scale_inv", torch.from_numpy(scales), shape))
     return Sample("nvfp4 rounded by chance", {"tensor": x, "quantizer": quantizer}, outputs)
 
 
