@@ -1,4 +1,7 @@
 // The compiled extension `fusible.cpp_extensions._native`: one file a family of kernels, one line a function.
+#include <string>
+#include <vector>
+
 #include "fusible/module.hpp"
 
 #include "bindings/families.hpp"
@@ -33,6 +36,12 @@ FUSIBLE_MODULE(_native, m) {
     bind_fingerprint(m);
     bind_call_key(m);
 
+    m.def("xla_handler", []() -> pybind11::object { return pybind11::capsule(reinterpret_cast<void*>(&compiled::handle)); });
+    m.def("xla_functions", [] {
+        std::vector<std::string> names;
+        for (const auto& function : compiled::functions()) names.push_back(function.first);
+        return names;
+    });
     define(m, "set_level", set_level, reads<>, pybind11::arg("name"));
     m.def("get_level", wrap(get_level));
     m.def("usable_levels", wrap(usable_levels));

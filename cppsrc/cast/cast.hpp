@@ -27,7 +27,7 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
                     const OptionalView& transform, const OptionalView& seed, int num_threads);
 
 /// max |src| of columns that are transformed in blocks of 16, rounded to bfloat16 before and after.
-float transformed_amax(const TensorView& src, const TensorView& transform, int num_threads);
+float transformed_amax(const TensorView& src, const TensorView& transform, const OptionalView& out, int num_threads);
 
 /// dst = value(code) * value(scale).
 void dequantize_nvfp4(const TensorView& src, const TensorView& scales, const TensorView& dst, int num_threads);

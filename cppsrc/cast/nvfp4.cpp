@@ -118,18 +118,21 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
     });
 }
 
-float transformed_amax(const TensorView& src, const TensorView& transform, int num_threads) {
+float transformed_amax(const TensorView& src, const TensorView& transform, const OptionalView& out, int num_threads) {
     const auto kernel = kernels().transformed_amax[table_index(wide_kind(src, "src"))];
     check_threads(num_threads);
     check_whole_blocks(src.rows(), src.cols(), "src");
     const Transform matrix = read_transform(transform);
+    if (out) check_float32(*out, "out", 1);
     Maximum maximum;
-    if (src.numel() == 0) return 0.0f;
-    each_part(src, num_threads, [&](std::int64_t row, std::int64_t col, int count, int width) {
-        Fp4Part part = part_at(src, row, col, count, width);
-        part.transform = matrix.data();
-        maximum.raise(kernel(part));
-    });
+    if (src.numel() != 0) {
+        each_part(src, num_threads, [&](std::int64_t row, std::int64_t col, int count, int width) {
+            Fp4Part part = part_at(src, row, col, count, width);
+            part.transform = matrix.data();
+            maximum.raise(kernel(part));
+        });
+    }
+    if (out) *out->as<float>() = maximum.value();
     return maximum.value();
 }
 

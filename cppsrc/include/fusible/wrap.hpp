@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fusible/arguments.hpp"
+#include "fusible/compiled_calls.hpp"
 #include "fusible/overlap.hpp"
 
 namespace fusible {
@@ -81,13 +82,15 @@ auto wrap(R (*function)(A...), ReadOnly = {}, const char* const* names = nullptr
     };
 }
 
-/// Binds `function` to `name` of a module; there is a `pybind11::arg` for each of its parameters, by whose name a refusal calls it.
+/// Binds `function` to `name` of a module, and offers it to compiled programs; there is a `pybind11::arg` for each of its parameters, by whose name a
+/// refusal calls it.
 template <class R, class... A, int... Positions, class... Named>
 void define(pybind11::module_& m, const char* name, R (*function)(A...), Reads<Positions...> read_only, const Named&... named) {
     static_assert(sizeof...(Named) == sizeof...(A), "a name for each parameter");
     // The texts are literals of the bindings; the table is kept, as the module is, for the life of the process.
     const auto* names = new std::array<const char*, sizeof...(A) + 1>{named.name...};
     m.def(name, wrap(function, read_only, names->data()), named...);
+    compiled::offer(name, function, named...);
 }
 
 }  // namespace fusible

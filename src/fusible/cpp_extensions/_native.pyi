@@ -135,7 +135,7 @@ def quantize_nvfp4(
         DTypeError, ShapeError, ArgumentError: before anything is written.
     """
 
-def transformed_amax(src: TensorLike, transform: TensorLike, num_threads: int = 0) -> float:
+def transformed_amax(src: TensorLike, transform: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:
     """``max |y|`` of what ``quantize_nvfp4`` casts with that ``transform``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty."""
 
 def dequantize_nvfp4(src: TensorLike, scale_bytes: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
@@ -611,6 +611,16 @@ def copy_to_cache(
     Raises:
         DTypeError, ShapeError, ArgumentError: before anything is written.
     """
+
+def xla_handler() -> object:
+    """The capsule of an XLA FFI handler by which compiled programs call the functions of ``xla_functions``, with the same checks.
+
+    A call's attribute ``function`` names one; each other attribute is a parameter by its name: a number (bool, int64 or double), a text, or of a
+    tensor its place, from 0 among the operands and from -1 downwards among the results. One call runs at a time, on the threads that kernels may use.
+    """
+
+def xla_functions() -> list[str]:
+    """The native functions that compiled programs can call."""
 
 def set_level(name: str) -> None:
     """Makes kernels use at most this instruction set: one of ``usable_levels()``, or ``""`` for the best. For tests and comparisons."""

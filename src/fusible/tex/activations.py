@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ACTIVATIONS", "Activation", "ELEMENTWISE", "GATES", "Option"]
+__all__ = ["ACTIVATIONS", "Activation", "ELEMENTWISE", "GATES", "Option", "native_options"]
 
 
 @dataclass(frozen=True)
@@ -125,3 +125,10 @@ GATES = (
 )
 
 ACTIVATIONS = ELEMENTWISE + GATES
+
+_NATIVE_OPTIONS = {"situglu": ("beta1", "beta2"), "clamped_swiglu": ("limit", "alpha", "offset")}
+
+
+def native_options(name: str, options: tuple[float, ...]) -> dict[str, float]:
+    """A gate's options as the native kernels call them."""
+    return dict(zip(_NATIVE_OPTIONS[name], options, strict=True)) if options else {}

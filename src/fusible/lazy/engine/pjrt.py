@@ -28,6 +28,7 @@ import importlib.util
 import math
 import os
 import platform
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ __all__ = [
     "place",
     "register_target",
     "shares",
+    "when_missing",
 ]
 
 _MOST = 3
@@ -157,6 +159,31 @@ def register_target(name: str, handler: Any) -> None:
     _load()[0].register_custom_call_target(name, handler, "cpu", api_version=_TYPED)
 
 
+_MISSING = re.compile(r"No FFI handler registered for (\S+)|No registered implementation for custom call to (\S+)")
+_finders: list[Callable[[str], None]] = []
+
+
+def when_missing(find: Callable[[str], None]) -> None:
+    """Let ``find(target)`` register a target that a program calls, or raise."""
+    _finders.append(find)
+
+
+def _with_targets(load: Callable[[], Any]) -> Any:
+    """``load()``, once more for each target that XLA does not know."""
+    former = None
+    while True:
+        try:
+            return load()
+        except (RuntimeError, ValueError) as error:
+            found = _MISSING.search(str(error))
+            target = found and (found[1] or found[2])
+            if not target or target == former:
+                raise
+            former = target
+            for find in _finders:
+                find(target)
+
+
 def _options(more: Sequence[tuple[str, int]] = ()) -> Any:
     options = _load()[0].CompileOptions()
     options.env_option_overrides = [*_OPTIONS, *more]
@@ -232,7 +259,7 @@ class Program(BufferProgram):
         self._binary = binary
         self._handlers = [engine.handler(_aval(*of), engine.sharding, True, True) for of in outputs]
         try:
-            self._loaded = load(engine)
+            self._loaded = _with_targets(lambda: load(engine))
         except (RuntimeError, ValueError) as error:
             raise EngineRefusal("a module that XLA compiles", str(error)) from error
 
@@ -245,7 +272,7 @@ class Program(BufferProgram):
             for result in results:
                 result.block_until_ready()
         except RuntimeError as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()).rstrip(".")
             do = "make its tensors smaller" if "RESOURCE_EXHAUSTED" in reason else "pass the plugins that it calls what they take"
             raise ExecutionError(expected("a run without failure", of="a compiled program", got=reason, do=do)) from error
         return results

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fusible.errors import ArgumentError, DTypeError, check_callable, check_text, expected
+from fusible.errors import ArgumentError, DTypeError, MissingModuleError, check_callable, check_text, expected
 from fusible.lazy.engine import pjrt
 from fusible.lazy.locate import pointing, shows_user
 from fusible.locks import Lock
 
-__all__ = ["Plugin", "full_name", "plugin_named", "register_plugin"]
+__all__ = ["Plugin", "find_target", "full_name", "is_registered", "plugin_named", "register_plugin"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,29 @@ _LOCK = Lock()
 def full_name(name: str, namespace: str) -> str:
     """``namespace::name``, or ``name`` alone without a namespace."""
     return f"{namespace}::{name}" if namespace else name
+
+
+_OF_FUSIBLE = {"fusible::native@1": "fusible.tex.backends.xla.native"}
+"""What programs of Fusible's own call, by the target's name: the module whose ``register()`` makes it known."""
+
+
+def find_target(target: str) -> None:
+    """Make a target known that a program calls and that nobody has registered, as in a new process that loads the program. Raises
+    ``MissingModuleError`` where it is not to be found here."""
+    name, _, version = target.rpartition("@")
+    if target in _OF_FUSIBLE:
+        importlib.import_module(_OF_FUSIBLE[target]).register()
+    elif not is_registered(name, version):
+        of, do = f"a program that calls the plugin {name!r} version {version!r}", "call register_plugin with its handler first"
+        raise MissingModuleError(expected("that plugin", of=of, got="none of that name and version", do=do))
+
+
+pjrt.when_missing(find_target)
+
+
+def is_registered(name: str, version: str) -> bool:
+    """Whether there is a plugin of that full name and version."""
+    return (name, version) in _PLUGINS
 
 
 def plugin_named(name: str, version: str) -> Plugin:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["Executor", "Program"]
+__all__ = ["Describing", "Executor", "Program"]
 
 Program = Callable[[list[Any]], tuple[list[Any], Any]]
 """A pass as a function of a list of framework tensors, which it may empty: the resulting tensors, and what is known of them without running it."""
@@ -24,4 +24,13 @@ class Executor(Protocol):
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """The program's results on ``inputs``, a list that is used up. Two programs of one ``key`` are the same function on inputs of the same shapes
         and dtypes."""
+        ...
+
+
+@runtime_checkable
+class Describing(Protocol):
+    """An executor that tells of its programs."""
+
+    def describe(self) -> list[str]:
+        """Lines for ``explain``."""
         ...

@@ -33,7 +33,7 @@ from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
 from fusible.pytorch.engine.kv_cache import KVCache, check_cache
 from fusible.pytorch.engine.parametrized import originals, parameter_of, tensors_of
 from fusible.pytorch.engine.plan_key import PlanKey
-from fusible.pytorch.engine.program import Executor
+from fusible.pytorch.engine.program import Describing, Executor
 from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark
@@ -377,11 +377,12 @@ class PipelineRunner(ChainPart):
             raise DTypeError(expected("fp64" if double else beside, of=f"the parameters of {self.title}", got=got if double else "fp64", do=do))
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
-        """The three passes of the plan that a training call on ``x`` would use, as text."""
+        """The three passes of the plan that a training call on ``x`` would use, as text; of a compiling executor what its programs call, too."""
         batch = read_batch(x, seq_lens)
         args = self.parameters()
         plan = self.plan(batch.x, args, current_autocast(), True, [batch.x] * len(self.sides))
-        return "\n".join([describe(plan), *describe_messages(plan, len(batch.x)), *self._describe_sums(plan)])
+        compiled = self.executor.describe() if isinstance(self.executor, Describing) else []
+        return "\n".join([describe(plan), *describe_messages(plan, len(batch.x)), *self._describe_sums(plan), *compiled])
 
     def _describe_sums(self, plan: Plan) -> list[str]:
         """The lines of what is summed over the processes when the gradients are there."""

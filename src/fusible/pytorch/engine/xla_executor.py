@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.locks import Lock
 from fusible.pytorch.engine.program import Program
+from fusible.tex.backends.xla.native import kernels_of
 from fusible.tex.calls.seeds import draw_seeds, supplying
 from fusible.tex.selection.dispatch import recording_whole
 
@@ -32,13 +33,14 @@ class _Compiled:
     """A recorded program: its executable (None where it computes nothing), and where each of its results comes from.
 
     ``sources``: per result, ``i`` for the executable's output i, ``-1 - i`` for input i as it came. ``seeds``: how many the program draws; they are
-    its last input.
+    its last input. ``kernels``: the native functions that it calls, and how often.
     """
 
     executable: lazy.Executable | None
     sources: tuple[int, ...]
     static: Any
     seeds: int
+    kernels: Counter[str]
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = []
@@ -76,6 +78,13 @@ class XlaExecutor:
         self._programs: OrderedDict[Hashable, _Compiled] = OrderedDict()
         self._lock = Lock()
 
+    def describe(self) -> list[str]:
+        """The lines of what the programs compiled so far call of the native kernels; the rest is XLA's own code."""
+        with self._lock:
+            kernels = sum((compiled.kernels for compiled in self._programs.values()), Counter[str]())
+        called = ", ".join(f"{name} {count}" for name, count in sorted(kernels.items()))
+        return ["", f"{len(self._programs)} programs compiled by XLA, with native calls: {called or 'none'}"] if self._programs else []
+
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         full_key = (key, tuple([(x.shape, x.dtype, x.is_cpu) for x in inputs]))
         with self._lock:
@@ -112,7 +121,7 @@ def _compile(program: Program, inputs: list[torch.Tensor]) -> _Compiled:
         recorded = _Recorded(program, len(inputs))
         executable = lazy.compile(recorded, args=[*infos, seeds])
     needed = any(source >= 0 for source in recorded.sources)
-    return _Compiled(executable if needed else None, tuple(recorded.sources), recorded.static, recorded.seeds)
+    return _Compiled(executable if needed else None, tuple(recorded.sources), recorded.static, recorded.seeds, kernels_of(executable.flat_ir))
 
 
 class _DrawsSeeds(Exception):

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusible.errors import ArgumentError, expected
+from fusible.tex.enums import DType
 from fusible.tex.formats.blocks import WAYS, BlockCodec, BlockFormat, check_scales
 from fusible.tex.formats.format import format_of
 from fusible.tex.protocol import outer
 
-__all__ = ["BlockReader"]
+__all__ = ["BlockReader", "Codes"]
+
+
+class Codes(NamedTuple):
+    """The codes of a copy whose lines are contracted, as they are stored, a matrix: transposed, where ``turned``; their type; their scales, and
+    whether these are of squares; the factor of all, a number or a tensor of one."""
+
+    data: Any
+    turned: bool
+    dtype: DType
+    scales: Any
+    tiled: bool
+    factor: Any
 
 
 @dataclass(frozen=True)

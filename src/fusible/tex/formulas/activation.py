@@ -34,10 +34,9 @@ def _backward(name: str) -> Callable[..., Any]:
 
 def _backward_with_bias(name: str) -> Callable[..., Any]:
     def backward(self: Any, grad: Tensor, fwd_input: Tensor, quantizer: QuantizerLike | None) -> list[Any]:
-        g, x, xp = self._plain(grad), self._plain(fwd_input), self._arrays
+        g, x = self._plain(grad), self._plain(fwd_input)
         check_gradient(g, x.shape, f"dbias_d{name}")
-        dx = self._pointwise[name].gradient(xp.wide(g), xp.wide(x))
-        return [xp.cast(self._row_sum(dx), g.dtype), self._finish(dx, quantizer, g.dtype)]
+        return self._differentiated_with_bias(name, g, x, quantizer)
 
     return backward
 
@@ -77,6 +76,11 @@ class ActivationFormulas(ArrayKernels, ScaledActivations):
     def _differentiated(self, name: str, g: Array, x: Array, quantizer: QuantizerLike | None) -> Any:
         xp = self._arrays
         return self._finish(self._pointwise[name].gradient(xp.wide(g), xp.wide(x)), quantizer, x.dtype)
+
+    def _differentiated_with_bias(self, name: str, g: Array, x: Array, quantizer: QuantizerLike | None) -> list[Any]:
+        xp = self._arrays
+        dx = self._pointwise[name].gradient(xp.wide(g), xp.wide(x))
+        return [xp.cast(self._row_sum(dx), g.dtype), self._finish(dx, quantizer, g.dtype)]
 
     def gate(self, name: str, input: Tensor, quantizer: QuantizerLike | None, *options: float) -> Any:
         x = self._plain(input)

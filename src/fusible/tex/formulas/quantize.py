@@ -50,7 +50,7 @@ class Quantizing:
         fp8 = fp8_format(quantizer.dtype)
         if scheme.delayed:
             scale = self.arrays.reshape(quantizer.scale, (1,))
-            self._observe(quantizer, self.arrays.fp8.tensor_amax(x), noop)
+            self.observe(quantizer, self.arrays.fp8.tensor_amax(x), noop)
         else:
             amax = self.arrays.fp8.reduced(self.arrays.fp8.tensor_amax(x), quantizer) if amax is None else amax
             scale = self.arrays.fp8.scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
@@ -74,7 +74,8 @@ class Quantizing:
             result = self.arrays.cast(result, dtype)
         return self.tensor(result, quantizer, dtype, output)
 
-    def _observe(self, quantizer: Any, amax: Array, noop: Array | None) -> None:
+    def observe(self, quantizer: Any, amax: Array, noop: Array | None) -> None:
+        """Let a quantizer know the amax of what it quantized."""
         former = quantizer.amax
         if former is None:
             quantizer.amax = amax

@@ -31,19 +31,22 @@ class RopeFormulas(ArrayKernels, Rope):
 
     @by_name
     def fused_rope_forward(self, call: CallArguments) -> Any:
-        x, xp = self._plain(call.input), self._arrays
-        angles, inside = self._rope_angles(x, call, "fused_rope_forward")
-        head = xp.wide(x[..., : angles.shape[-1]])
-        rotated = xp.times(self._rope_rotated(head, call.interleaved), xp.sin(angles))
-        return self._rope_result(x, xp.plus_product(rotated, head, xp.cos(angles)), inside)
+        return self._rotated(self._plain(call.input), call, "fused_rope_forward", backward=False)
 
     @by_name
     def fused_rope_backward(self, call: CallArguments) -> Any:
-        g, xp = self._plain(call.output_grads), self._arrays
-        angles, inside = self._rope_angles(g, call, "fused_rope_backward")
-        head = xp.wide(g[..., : angles.shape[-1]])
-        rotated = self._rope_rotated(head * xp.sin(angles), call.interleaved)
-        return self._rope_result(g, xp.product_minus(rotated, head, xp.cos(angles)), inside)
+        return self._rotated(self._plain(call.output_grads), call, "fused_rope_backward", backward=True)
+
+    def _rotated(self, x: Array, call: CallArguments, function: str, *, backward: bool) -> Any:
+        """``x`` rotated by the angles of its tokens, or back."""
+        xp = self._arrays
+        angles, inside = self._rope_angles(x, call, function)
+        head = xp.wide(x[..., : angles.shape[-1]])
+        if backward:
+            rotated = self._rope_rotated(head * xp.sin(angles), call.interleaved)
+            return self._rope_result(x, xp.product_minus(rotated, head, xp.cos(angles)), inside)
+        rotated = xp.times(self._rope_rotated(head, call.interleaved), xp.sin(angles))
+        return self._rope_result(x, xp.plus_product(rotated, head, xp.cos(angles)), inside)
 
     def _rope_angles(self, x: Array, call: CallArguments, function: str) -> tuple[Any, Any]:
         """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fusible import cpp_extensions as native
+from fusible.tex.activations import native_options
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.activation import GatedActivations, elementwise
@@ -63,15 +64,7 @@ def _dgated(grad: Any, x: Any, quantizer: QuantizerLike | None, name: str, funct
 @elementwise(_forward, _backward, _backward_with_bias)
 class ActivationKernels(GatedActivations):
     def gate(self, name: str, input: Any, quantizer: QuantizerLike | None, *options: float) -> Any:
-        return _gated(input, quantizer, name, **_named(name, options))
+        return _gated(input, quantizer, name, **native_options(name, options))
 
     def gate_gradient(self, name: str, function: str, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None, *options: float) -> Any:
-        return _dgated(grad, fwd_input, quantizer, name, function, **_named(name, options))
-
-
-_OPTIONS = {"situglu": ("beta1", "beta2"), "clamped_swiglu": ("limit", "alpha", "offset")}
-
-
-def _named(name: str, options: tuple[float, ...]) -> dict[str, float]:
-    """A gate's options as the kernels call them."""
-    return dict(zip(_OPTIONS[name], options, strict=True)) if options else {}
+        return _dgated(grad, fwd_input, quantizer, name, function, **native_options(name, options))

@@ -29,11 +29,11 @@ from fusible.tex.formats import (
     scheme_of,
     usages,
 )
-from fusible.tex.formats.block_reading import BlockReader
+from fusible.tex.formats.block_reading import BlockReader, Codes
 from fusible.tex.formulas.number_formats import E2M1_MAX
 from fusible.tex.protocol import FP8_MAX, fp8_format, outer, process_group
 
-__all__ = ["Codes", "FORMATS", "Operand", "codes_of_blocks", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
+__all__ = ["FORMATS", "Operand", "codes_of_blocks", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
 
 _LEVELS_OF_HALVES = frozenset({"avx512bf16", "amx"})
 """The levels at which a product of bf16 is one."""
@@ -74,18 +74,6 @@ class Operand(NamedTuple):
 
     values: Tensor
     turned: bool
-    factor: Tensor | float
-
-
-class Codes(NamedTuple):
-    """The codes of a copy whose lines are contracted, as they are stored, a matrix: transposed, where ``turned``; their type; their scales, and
-    whether these are of squares; the factor of all."""
-
-    data: Tensor
-    turned: bool
-    dtype: DType
-    scales: Tensor
-    tiled: bool
     factor: Tensor | float
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.blocks import Codes, codes_of_blocks, fails_to_cancel, operand_of_blocks
+from fusible.tex.backends.cpu.blocks import codes_of_blocks, fails_to_cancel, operand_of_blocks
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor, sums_of_columns
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.enums import DType
 from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
+from fusible.tex.formats.block_reading import Codes
 from fusible.tex.interface.declare import Request, inherited, requires
 from fusible.tex.protocol import to_torch
 

@@ -15,6 +15,7 @@ from fusible.tex.backends.xla.dropout import DropoutKernels
 from fusible.tex.backends.xla.gemm import GemmKernels
 from fusible.tex.backends.xla.grouped import GroupedKernels
 from fusible.tex.backends.xla.layout import LayoutKernels
+from fusible.tex.backends.xla.normalization import NormalizationKernels
 from fusible.tex.backends.xla.optimizer import OptimizerKernels
 from fusible.tex.backends.xla.prim import PrimKernels
 from fusible.tex.backends.xla.recipe import RecipeKernels
@@ -23,7 +24,6 @@ from fusible.tex.backends.xla.softmax import SoftmaxKernels
 from fusible.tex.backends.xla.transpose import TransposeKernels
 from fusible.tex.backends.xla.unserved import REASONS
 from fusible.tex.calls.checks import refused_kind
-from fusible.tex.formulas.normalization import NormalizationFormulas
 from fusible.tex.formulas.quantize import QuantizeFormulas
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
@@ -43,7 +43,7 @@ class XlaBackend(
     GemmKernels,
     GroupedKernels,
     LayoutKernels,
-    NormalizationFormulas,
+    NormalizationKernels,
     OptimizerKernels,
     PrimKernels,
     QuantizeFormulas,
@@ -53,7 +53,7 @@ class XlaBackend(
     TransposeKernels,
     TEXBackendBase,
 ):
-    """Functions on tensors that record. Of norms and of quantizing the formulas say it all."""
+    """Functions on tensors that record. Of quantizing the formulas say it all."""
 
     NAME = "xla"
     VENDOR = "OpenXLA"

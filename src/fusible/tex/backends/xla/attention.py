@@ -14,7 +14,7 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla import attention_bias, attention_math, kv_cache
+from fusible.tex.backends.xla import attention_bias, attention_math, kv_cache, native_attention
 from fusible.tex.backends.xla.attention_math import Scores
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths, thd_segments
@@ -164,6 +164,8 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
     def _attended(
         self, call: CallArguments, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if native_attention.serves(call, lay):
+            return native_attention.attended(call, lay, offset, dropout, rng_state)
         given = _paged(lay, call) if lay.paged else _together(lay, call)
         scores = Scores.of(call, call.Bias, offset, dropout, rng_state, queries=given.queries, keys=given.keys)
         if scores.bias is not None and lay.q == "THD":
@@ -179,6 +181,8 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: None = None
     ) -> tuple[Any, Any, Any, Any, Any]:
         (lay, to), (bias, offset), q, k, v = layouts, sides, call.Q, call.K, call.V
+        if bias is None and native_attention.serves(call, lay):
+            return native_attention.differentiated(call, layouts, offset, stats, rng_state)
         queries, keys = _tokens(lay, call)
         scores = Scores.of(call, bias, offset, call.p_dropout, rng_state, queries=queries, keys=keys)
         o = heads_first(call.O, format_name(call.o_format, lay.q))

@@ -7,6 +7,7 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.arrays import LAZY
 from fusible.tex.backends.xla.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.xla.blocks import padded
+from fusible.tex.backends.xla.native_blocks import with_kernels
 from fusible.tex.backends.xla.nvfp4 import NVFP4_CODEC
 from fusible.tex.backends.xla.random import next_seed
 from fusible.tex.formats import NVFP4
@@ -44,4 +45,4 @@ BLOCKS = BlockTensors(
     swizzle=_swizzled,
     draw=_drawn,
 )
-BLOCKS.reader.register({**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC})
+BLOCKS.reader.register({form: with_kernels(form, codec) for form, codec in {**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC}.items()})

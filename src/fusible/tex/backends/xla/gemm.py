@@ -6,6 +6,7 @@ from typing import Any
 
 from fusible import lazy
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla import native_product
 from fusible.tex.backends.xla.activation import POINTWISE
 from fusible.tex.backends.xla.block_formats import BLOCKS
 from fusible.tex.backends.xla.dtypes import to_lazy
@@ -22,6 +23,12 @@ __all__ = ["GemmKernels"]
 class GemmKernels(LazyKernels, GemmFormulas):
     _gemm_types = GemmTypes(frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), nominal, to_lazy)
     _gelu = POINTWISE["gelu"]
+
+    def _gemm(self, job: GemmJob[Any], bias: Any, bias_type: Any, gelu: bool, gelu_in: Any, grad: bool) -> tuple[Any, Any, Any]:
+        operands = native_product.operands(job)
+        if operands is not None:
+            return native_product.product(job, operands, bias, bias_type, gelu, gelu_in, grad)
+        return super()._gemm(job, bias, bias_type, gelu, gelu_in, grad)
 
     def _bare_product(self, job: GemmJob[Any], undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         (a, a_lies, scale_a), (b, b_lies, scale_b) = _operand(job.A, job.transA, undo), _operand(job.B, not job.transB, undo)

@@ -24,7 +24,7 @@ from fusible.tex.formulas.number_formats import E2M1_MAX
 from fusible.tex.formulas.nvfp4 import E4M3_MAX, Nvfp4, Random
 from fusible.tex.protocol import FLT_MAX
 
-__all__ = ["NVFP4_CODEC", "column_source"]
+__all__ = ["NVFP4_CODEC", "column_source", "hadamard"]
 
 _LIFTED = 2.0**64
 """The unit in which small tensors are scaled, as the inverse of their scale is subnormal: a whole number of 2^-149."""
@@ -39,7 +39,8 @@ def _drawn(way: str, lines: Tensor) -> Tensor:
     return lazy.reshape(uniform(next_seed(lines, "stochastic rounding"), counter), lines.shape)
 
 
-def _matrix(quantizer: NVFP4QuantizerLike) -> Tensor:
+def hadamard(quantizer: NVFP4QuantizerLike) -> Tensor:
+    """The matrix of a quantizer's random Hadamard transform."""
     matrix = quantizer.rht_matrix
     return matrix if isinstance(matrix, Tensor) else Tensor(matrix.float().numpy())
 
@@ -133,7 +134,7 @@ _NVFP4 = Nvfp4(
     codes=lambda packed: decode_e2m1(unpack_nibbles(packed)),
     scaled=scale_blocks,
     over=_over,
-    hadamard=_matrix,
+    hadamard=hadamard,
     transformed=_transformed,
 )
 NVFP4_CODEC, column_source = _NVFP4.codec(), _NVFP4.column_source

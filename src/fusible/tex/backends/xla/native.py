@@ -1,0 +1,91 @@
+"""The compiled kernels within a program: calls of ``fusible.cpp_extensions`` that XLA makes by its foreign-function interface, without Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fusible import cpp_extensions, lazy
+from fusible.errors import MissingModuleError, expected
+from fusible.lazy import Tensor
+from fusible.lazy.engine.plugins import full_name, is_registered, plugin_named, register_plugin
+from fusible.lazy.flat_ir import FlatIR
+from fusible.lazy.flat_ir.ops import CustomCallOp
+from fusible.lazy.frontend import record_all
+from fusible.lazy.ops.plugin import Plugin, attribute_text
+from fusible.locks import Lock
+from fusible.tex.enums import DType
+
+__all__ = ["Result", "call", "dtype_number", "kernels_of", "register", "serves", "takes"]
+
+_NAME, _NAMESPACE, _VERSION = "native", "fusible", "1"
+"""What a program calls. A version that takes other attributes has another number."""
+
+_NUMBERS = {lazy.float32: DType.kFloat32, lazy.float16: DType.kFloat16, lazy.bfloat16: DType.kBFloat16, lazy.uint8: DType.kByte}
+_lock = Lock()
+_WORTH = 1 << 14
+"""Elements from which on a call costs less than what XLA makes of the formula."""
+
+
+class Result(NamedTuple):
+    """A tensor that a native function writes."""
+
+    shape: Sequence[int]
+    dtype: lazy.dtype
+
+
+def dtype_number(dtype: lazy.dtype) -> int:
+    """A dtype as native functions take it."""
+    return int(_NUMBERS[dtype])
+
+
+def takes(x: Tensor) -> bool:
+    """Whether kernels take tensors of that type."""
+    return x.dtype in _NUMBERS
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether a kernel computes what follows from ``tensors``: there are kernels here, which take these, and the work is worth a call."""
+    return cpp_extensions.available and all(map(takes, tensors)) and max(x.size for x in tensors) >= _WORTH
+
+
+def register() -> str:
+    """Let programs call the kernels; returns by what name. Raises ``MissingModuleError`` where there are none."""
+    name = full_name(_NAME, _NAMESPACE)
+    if not cpp_extensions.available:
+        of, do = f"a program that calls {name} version {_VERSION}", "install with a C++ compiler, or record it anew where there are none"
+        raise MissingModuleError(expected("the compiled kernels", of=of, got=cpp_extensions.reason, do=do))
+    with _lock:
+        if not is_registered(name, _VERSION):
+            register_plugin(_NAME, cpp_extensions.xla_handler(), version=_VERSION, namespace=_NAMESPACE)
+    return plugin_named(name, _VERSION).target
+
+
+def kernels_of(program: FlatIR) -> Counter[str]:
+    """The native functions that a program calls, and how often."""
+    target = f"{full_name(_NAME, _NAMESPACE)}@{_VERSION}"
+    calls = [dict(op.config)["function"] for op in program.ops if isinstance(op, CustomCallOp) and op.target == target]
+    return Counter(name.strip('"') for name in calls)
+
+
+def call(function: str, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Record a call of a native function; what it writes, by the names of its parameters. A ``Result`` among the arguments stands for a tensor to be
+    written, and None for a parameter that is left out."""
+    operands: list[Tensor] = []
+    results: dict[str, Result] = {}
+    attributes = [("function", attribute_text("function", function))]
+    for name, value in arguments.items():
+        if value is None:
+            continue
+        if isinstance(value, Result):
+            results[name] = value
+            value = -len(results)
+        elif isinstance(value, Tensor):
+            operands.append(value)
+            value = len(operands) - 1
+        attributes.append((name, attribute_text(name, np.int64(value) if type(value) is int else value)))
+    info = tuple((tuple(result.shape), result.dtype) for result in results.values())
+    return dict(zip(results, record_all(Plugin(register(), info, tuple(sorted(attributes))), *operands), strict=True))
