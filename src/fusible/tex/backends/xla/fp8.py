@@ -59,8 +59,8 @@ def tensor_amax(x: Tensor) -> Tensor:
     """``max |x|``, fp32 ``[1]``; NaN where an element is NaN, 0 for an empty tensor. fp32 subnormals count as the zeros that XLA computes with.
 
     By the native kernel where that serves. Else: XLA's maximum of floats may lose a NaN; the sum of squares, which overflows to infinity, keeps it.
-    The maximum of ``magnitude`` would do alone, but XLA writes integers to memory before it reduces them: of a GELU of 8 million elements that took 40 ms
-    more instead of 14.
+    The maximum of ``magnitude`` would do alone, but XLA writes integers to memory before it reduces them: of a GELU of 8 million elements that took
+    40 ms more instead of 14.
     """
     if not x.size:
         return lazy.zeros((1,))
