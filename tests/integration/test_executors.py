@@ -305,3 +305,33 @@ def test_without_jaxlib_the_executor_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(errors.BackendError, match=r"^the executor 'xla': expected jaxlib, got .*install fusible\[xla\]"):
         fp.Sequential(fp.Linear(4, 4)).compile("xla")
+
+
+def test_a_compiled_program_reads_what_parameters_and_results_are_now() -> None:
+    """Their buffers are kept from call to call: memory that is written, replaced, freed, or stands for its negative is read as such."""
+    torch.manual_seed(0)
+    first, second = (fp.Sequential(fp.Linear(16, 16)).compile("xla") for _ in range(2))
+    x = torch.randn(16, 16)
+
+    def expected(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, *(p.detach() for p in model.parameters()))
+
+    with torch.no_grad():
+        for change in (
+            lambda p: p.add_(1.0),
+            lambda p: setattr(p, "data", torch.randn(p.shape)),
+            lambda p: p.untyped_storage().copy_(torch.randn(p.shape).untyped_storage()),
+            lambda p: None,
+        ):
+            torch.testing.assert_close(first(x), expected(first, x))
+            for parameter in first.parameters():
+                change(parameter)
+            y = first(x)
+            torch.testing.assert_close(y, expected(first, x))
+            torch.testing.assert_close(second(y), expected(second, y))
+            y.mul_(-2.0)
+            torch.testing.assert_close(second(y), expected(second, y))
+            torch.testing.assert_close(second(y.t()), expected(second, y.t()))
+            torch.testing.assert_close(second(y[1:9]), expected(second, y[1:9]))
+            with pytest.raises(RuntimeError, match="negative bit"):
+                second(torch._neg_view(y))

@@ -203,6 +203,11 @@ class Executable:
         buffers = [put(i, array) for i, array in enumerate(arrays)]
         return [Output(array) for array in program.run(buffers + self._constants)]
 
+    def bound(self) -> tuple[Program, list[Any]]:
+        """The program of an executable without dynamic sizes, and the buffers of its constants, which it takes last: for callers that place buffers
+        themselves, of the shapes and dtypes of ``input_info``."""
+        return self._usual_program(), self._constants
+
     @shows_user
     def save(self, path: str | PathLike[str], *, binary: bool = False) -> None:
         """Write the executable to the file ``path``, all of it or nothing: see ``fusible.lazy.compilation.saving``.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.lazy.engine.engine import Program as Loaded
+from fusible.lazy.engine.pjrt import shares
 from fusible.locks import Lock
 from fusible.pytorch.engine.program import Program
 from fusible.tex.backends.xla.native import kernels_of
@@ -28,7 +30,10 @@ _BFLOAT16 = lazy.bfloat16.numpy
 _CAPACITY = 256
 
 
-@dataclass(frozen=True, eq=False)
+_results: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+"""The buffers whose memory results have, by the address, the shape and the dtype of these: what forward keeps for backward is not placed again."""
+
+
 class _Compiled:
     """A recorded program: its executable (None where it computes nothing), and where each of its results comes from.
 
@@ -36,18 +41,44 @@ class _Compiled:
     its last input. ``kernels``: the native functions that it calls, and how often.
     """
 
-    executable: lazy.Executable | None
-    sources: tuple[int, ...]
-    static: Any
-    seeds: int
-    kernels: Counter[str]
+    def __init__(self, executable: lazy.Executable | None, sources: Sequence[int], static: Any, seeds: int, kernels: Counter[str]) -> None:
+        self.sources, self.static, self.seeds, self.kernels = tuple(sources), static, seeds, kernels
+        self._bound = None if executable is None else executable.bound()
+        self._parameters: dict[int, tuple[Hashable, Any]] = {}
+        """Of inputs that are parameters, where they lay at the last call, and the buffers of that memory."""
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = []
-        if self.executable is not None:
-            drawn = [draw_seeds(self.seeds)] if self.seeds else []
-            outputs = [_tensor(output.numpy()) for output in self.executable.run(*map(read_tensor, [*inputs, *drawn]))]
+        if self._bound is not None:
+            program, constants = self._bound
+            given = [*inputs, draw_seeds(self.seeds)] if self.seeds else inputs
+            buffers = program.launch([self._buffer(program, i, x) for i, x in enumerate(given)] + constants)
+            for i, buffer in enumerate(buffers):
+                output = _tensor(program.fetch(i, buffer))
+                _results[_place(output)] = buffer
+                outputs.append(output)
         return [outputs[source] if source >= 0 else inputs[-1 - source] for source in self.sources]
+
+    def _buffer(self, program: Loaded, i: int, x: torch.Tensor) -> Any:
+        """The engine's buffer of an input, which shares its memory where that is aligned: the one that there is, of a result and of a parameter."""
+        if not x.is_contiguous() or x.is_neg():
+            return program.put(i, read_tensor(x))
+        place = _place(x)
+        found = _results.get(place)
+        if found is not None:
+            return found
+        former, buffer = self._parameters.get(i, (None, None))
+        if former == place:
+            return buffer
+        array = read_tensor(x)
+        buffer = program.put(i, array)
+        if isinstance(x, torch.nn.Parameter) and shares(buffer, array):
+            self._parameters[i] = place, buffer
+        return buffer
+
+
+def _place(x: torch.Tensor) -> Hashable:
+    return x.data_ptr(), x.shape, x.dtype
 
 
 def read_tensor(x: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -121,7 +152,7 @@ def _compile(program: Program, inputs: list[torch.Tensor]) -> _Compiled:
         recorded = _Recorded(program, len(inputs))
         executable = lazy.compile(recorded, args=[*infos, seeds])
     needed = any(source >= 0 for source in recorded.sources)
-    return _Compiled(executable if needed else None, tuple(recorded.sources), recorded.static, recorded.seeds, kernels_of(executable.flat_ir))
+    return _Compiled(executable if needed else None, recorded.sources, recorded.static, recorded.seeds, kernels_of(executable.flat_ir))
 
 
 class _DrawsSeeds(Exception):
