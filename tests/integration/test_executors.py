@@ -334,4 +334,4 @@ def test_a_compiled_program_reads_what_parameters_and_results_are_now() -> None:
             torch.testing.assert_close(second(y.t()), expected(second, y.t()))
             torch.testing.assert_close(second(y[1:9]), expected(second, y[1:9]))
             with pytest.raises(RuntimeError, match="negative bit"):
-                second(torch._neg_view(y))
+                second(torch._neg_view(y))  # pyright: ignore[reportPrivateImportUsage]
