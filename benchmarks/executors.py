@@ -13,15 +13,12 @@ __all__ = ["executors"]
 CONTESTANTS = {
     "torch eager": ("torch", "eager"),
     "torch.compile": ("torch compiled", "eager"),
-    "bf16 eager": ("bf16", "eager"),
-    "bf16 xla": ("bf16", "xla"),
-    "delayed eager": ("delayed", "eager"),
-    "delayed xla": ("delayed", "xla"),
+    **{f"{contestant} {executor}": (contestant, executor) for contestant in ("bf16", "delayed", "current", "mxfp8") for executor in ("eager", "xla")},
 }
 
 
 def executors() -> list[dict[str, Any]]:
-    """Milliseconds of a training step: torch in bf16, eager and compiled, and Fusible in bf16 and FP8 by each of its executors. No target."""
+    """Milliseconds of a training step: torch in bf16, eager and compiled, and Fusible in bf16, FP8 and MXFP8 by each of its executors. No target."""
     rows = []
     for model in MODELS:
         steps = {name: make_step(model, contestant, False, executor) for name, (contestant, executor) in CONTESTANTS.items()}

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from benchmarks import executors, experts, lazy_compiler, overhead, processes
 from fusible.cli.bench.machine import describe_machine
+from fusible.machine import keep_freed_memory
 
 __all__ = ["main"]
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", choices=[[], *TABLES], help="the tables to run (default: all)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
+    keep_freed_memory()
     console = Console()
     results: dict[str, Any] = {"machine": describe_machine()}
     for name in options.tables or TABLES:

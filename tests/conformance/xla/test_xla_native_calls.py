@@ -160,6 +160,25 @@ def test_what_a_kernel_refuses_while_a_program_runs_is_an_error_of_the_run() -> 
     assert program(x, freqs, np.zeros(2, np.int32)).shape == shapes[0]
 
 
+def test_sizes_that_a_call_tells_are_left_to_formulas() -> None:
+    """One program for all of them, which no kernel could be told."""
+
+    def computed(x: lazy.Tensor, w: lazy.Tensor) -> tuple[lazy.Tensor, ...]:
+        y = tex.rmsnorm_fwd(tex.gelu(x, None), w[0], 1e-5, None, None, tex.DType.kFloat32, 0, False)[0]
+        product = w, True, y, False, None, None, None, None, None, False, None, False, None, 0, False, False
+        return y, tex.generic_gemm(*product)[0], tex.quantize(y, fusible.quantized.Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, "cpu"))._data
+
+    infos = [lazy.InputInfo(((32, 256, 1024), 256), lazy.float32), lazy.InputInfo((256, 256), lazy.float32)]
+    program = lazy.compile(computed, args=infos)
+    assert "fusible::native" not in str(program.flat_ir)
+    w = np.ones((256, 256), np.float32)
+    for rows in (64, 640):
+        x = np.random.default_rng(0).standard_normal((rows, 256)).astype(np.float32)
+        y, product, codes = (result.numpy() for result in program(x, w))
+        assert y.shape == product.shape == codes.shape == x.shape
+        np.testing.assert_allclose(product, y @ w.T, rtol=1e-4, atol=1e-4)
+
+
 _STRUCTURES = {
     "Extension": ("XLA_FFI_Extension_Base", {"type": "type", "next": "next"}),
     "Version": ("XLA_FFI_Api_Version", {"major": "major_version", "minor": "minor_version"}),

@@ -60,7 +60,8 @@ def work_of(model: str, quick: bool) -> float:
 
 
 def make_step(model: str, contestant: str, quick: bool, executor: str = "eager") -> Step:
-    """A step of ``model``, "mlp" or "gpt", by one of ``CONTESTANTS``, or by Fusible in bf16 ("bf16"); Fusible's are run by ``executor``."""
+    """A step of ``model``, "mlp" or "gpt", by one of ``CONTESTANTS``, or by Fusible in bf16 ("bf16") or MXFP8 ("mxfp8"); Fusible's are run by
+    ``executor``."""
     torch.manual_seed(0)
     if model == "mlp":
         return _mlp(contestant, _mlp_size(quick), executor)
@@ -68,7 +69,7 @@ def make_step(model: str, contestant: str, quick: bool, executor: str = "eager")
 
 
 def _recipe(contestant: str) -> fusible.Recipe | None:
-    return {"delayed": fusible.DelayedScaling(), "current": fusible.Float8CurrentScaling()}.get(contestant)
+    return {"delayed": fusible.DelayedScaling(), "current": fusible.Float8CurrentScaling(), "mxfp8": fusible.MXFP8BlockScaling()}.get(contestant)
 
 
 def _mlp(contestant: str, size: _Size, executor: str) -> Step:

@@ -43,8 +43,8 @@ def dtype_number(dtype: lazy.dtype) -> int:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether kernels take tensors of that type."""
-    return x.dtype in _NUMBERS
+    """Whether kernels take tensors of that type, of sizes that are known when the call is recorded."""
+    return x.dtype in _NUMBERS and all(type(n) is int for n in x.shape)
 
 
 def serves(*tensors: Tensor) -> bool:
