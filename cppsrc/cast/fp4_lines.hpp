@@ -89,6 +89,9 @@ inline void spread_over_lines(std::int32_t (&amaxes)[kFp4Block][kSpanBlocks]) {
     }
 }
 
+/// Codes with their sign as the fourth bit.
+inline I32 nibbles(const I32& codes) { return either(both(codes, splat(std::int32_t{7})), both(shift_right<4>(codes), splat(std::int32_t{8}))); }
+
 /// The codes of a row in a span of blocks.
 template <class S>
 inline void encode_row(const Fp4Part& part, int row, int col, int blocks, const float* factors) {
@@ -102,16 +105,14 @@ inline void encode_row(const Fp4Part& part, int row, int col, int blocks, const 
             const int at = c + v * kLanes;
             const F32 x = at < width ? load(source + at) : splat(0.0f);
             const float factor = at < width ? factors[at / kFp4Block] : 1.0f;
-            step[v] = encode_fp4(part, x, splat(factor), counter + static_cast<std::uint64_t>(at), 1);
+            step[v] = nibbles(encode_fp4(part, x, splat(factor), counter + static_cast<std::uint64_t>(at), 1));
         }
         alignas(64) std::uint8_t bytes[kStep];
         store_bytes(bytes, step);
         const int count = width - c < kStep ? width - c : kStep;
-        for (int i = 0; i < count / 2; ++i) {
-            const int low = (bytes[2 * i] & 7) | ((bytes[2 * i] >> 4) & 8);
-            const int high = (bytes[2 * i + 1] & 7) | ((bytes[2 * i + 1] >> 4) & 8);
-            codes[c / 2 + i] = static_cast<std::uint8_t>(low | (high << 4));
-        }
+        std::uint8_t pairs[kStep / 2];
+        for (int i = 0; i < kStep / 2; ++i) pairs[i] = static_cast<std::uint8_t>(bytes[2 * i] | (bytes[2 * i + 1] << 4));
+        std::memcpy(codes + c / 2, pairs, static_cast<std::size_t>(count / 2));
     }
     for (int b = 0; b < blocks; ++b)
         if (factors[b] != factors[b]) std::memset(codes + b * kFp4Block / 2, kNanCodes, kFp4Block / 2);
@@ -121,10 +122,14 @@ inline void encode_row(const Fp4Part& part, int row, int col, int blocks, const 
 template <class S>
 inline void block_maxima(const S* source, int blocks, std::int32_t* amaxes) {
     const I32 mask = splat(std::int32_t{0x7fffffff});
-    for (int b = 0; b < blocks; ++b) {
-        I32 largest = splat(0);
-        for (int v = 0; v < kBlockSteps; ++v) largest = max(largest, both(bits(load(source + b * kFp4Block + v * kLanes)), mask));
-        amaxes[b] = max_lane(largest);
+    for (int first = 0; first < blocks; first += kLanes) {
+        I32 largest[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+            largest[i] = splat(0);
+            const S* const block = source + (first + i) * kFp4Block;
+            for (int v = 0; v < kBlockSteps && first + i < blocks; ++v) largest[i] = max(largest[i], both(bits(load(block + v * kLanes)), mask));
+        }
+        store_words(amaxes + first, largest_of_each(largest));
     }
 }
 
@@ -187,8 +192,7 @@ inline I32 largest_of(const F32 (&x)[kFp4Block]) {
 inline I32 joined_codes(const I32 (&codes)[kFp4Block], int first) {
     I32 word = splat(0);
     for (int i = 0; i < 8; ++i) {
-        const I32 code = either(both(codes[first + i], splat(std::int32_t{7})), both(shift_right<4>(codes[first + i]), splat(std::int32_t{8})));
-        word = either(word, mul_low(code, splat(static_cast<std::int32_t>(std::uint32_t{1} << (4 * i)))));
+        word = either(word, mul_low(nibbles(codes[first + i]), splat(static_cast<std::int32_t>(std::uint32_t{1} << (4 * i)))));
     }
     return word;
 }
