@@ -19,12 +19,13 @@ from fusible.lazy.ops.plugin import Plugin, attribute_text
 from fusible.locks import Lock
 from fusible.tex.enums import DType
 
-__all__ = ["Result", "call", "dtype_number", "kernels_of", "register", "serves", "takes"]
+__all__ = ["Result", "call", "dtype_number", "kernels_of", "multiplies_halves", "register", "serves", "takes"]
 
 _NAME, _NAMESPACE, _VERSION = "native", "fusible", "1"
 """What a program calls. A version that takes other attributes has another number."""
 
 _NUMBERS = {lazy.float32: DType.kFloat32, lazy.float16: DType.kFloat16, lazy.bfloat16: DType.kBFloat16, lazy.uint8: DType.kByte}
+_LEVELS_OF_HALVES = frozenset({"avx512bf16", "amx"})
 _lock = Lock()
 _WORTH = 1 << 14
 """Elements from which on a call costs less than what XLA makes of the formula."""
@@ -50,6 +51,11 @@ def takes(x: Tensor) -> bool:
 def serves(*tensors: Tensor) -> bool:
     """Whether a kernel computes what follows from ``tensors``: there are kernels here, which take these, and the work is worth a call."""
     return cpp_extensions.available and all(map(takes, tensors)) and max(x.size for x in tensors) >= _WORTH
+
+
+def multiplies_halves(*operands: Tensor) -> bool:
+    """Whether operands are of bfloat16 and the CPU has dot products of it. Other products of plain floats XLA makes as fast, or faster."""
+    return all(x.dtype is lazy.bfloat16 for x in operands) and cpp_extensions.available and cpp_extensions.get_level() in _LEVELS_OF_HALVES
 
 
 def register() -> str:

@@ -42,7 +42,7 @@ class _Operand(NamedTuple):
 
 def operands(job: _Job) -> tuple[_Operand, _Operand] | None:
     """B and A as the kernel reads them, rows first as in memory; None where it does not make this product."""
-    if job.shape.empty or (job.D is not None and is_quantized(job.D)):
+    if job.shape.empty or (job.D is not None and is_quantized(job.D)) or (_is_plain(job) and not native.multiplies_halves(job.A, job.B)):
         return None
     ways = copy_of(job.transA), copy_of(not job.transB)
     undo = BLOCKS.reader.mixed_transform(job.A, ways[0], job.B, ways[1])
@@ -50,6 +50,10 @@ def operands(job: _Job) -> tuple[_Operand, _Operand] | None:
     if left is None or right is None or left.tiled or not native.serves(left.data, right.data):
         return None
     return left, right
+
+
+def _is_plain(job: _Job) -> bool:
+    return format_of(job.A) is PLAIN and format_of(job.B) is PLAIN
 
 
 def product(
