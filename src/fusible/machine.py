@@ -23,12 +23,14 @@ __all__ = [
     "proc_cpuinfo",
     "reset_peak_memory",
     "resident_memory",
+    "return_large_blocks",
 ]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _STATM = Path("/proc/self/statm")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, -1  # of glibc's malloc.h
 _KEPT_BLOCK = 32 * 2**20  # bytes: the most that glibc allows
 _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -74,11 +76,18 @@ def keep_freed_memory() -> bool:
     activations anew: page by page, in some tenth of the step's time. What the process holds in memory stays at its peak instead. Of other C libraries
     nothing is asked. Source: glibc's manual, "Malloc Tunable Parameters".
     """
+    return _mallopt(_MMAP_THRESHOLD, _KEPT_BLOCK) and _mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def return_large_blocks() -> bool:
+    """Let this process take blocks of a mebibyte and more from the system and give them back at once; returns whether it does, which is with glibc. What
+    it holds in memory is then what it has allocated: the holes that glibc leaves in its heap otherwise differ from run to run."""
+    return _mallopt(_MMAP_THRESHOLD, 2**20)
+
+
+def _mallopt(parameter: int, value: int) -> bool:
     library = ctypes.CDLL(None) if os.name == "posix" else None
-    if not hasattr(library, "gnu_get_libc_version"):
-        return False
-    trim_threshold, mmap_threshold, never = -1, -3, -1
-    return bool(library.mallopt(mmap_threshold, _KEPT_BLOCK) and library.mallopt(trim_threshold, never))
+    return hasattr(library, "gnu_get_libc_version") and bool(library.mallopt(parameter, value))
 
 
 def cpu_model() -> str:

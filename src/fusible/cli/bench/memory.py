@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 
@@ -11,11 +10,11 @@ import torch
 from fusible.cli.bench.models import make_step
 from fusible.cli.training.memory import PeakMemory
 from fusible.errors import FusibleError
+from fusible.machine import return_large_blocks
 
 __all__ = ["peak_memory"]
 
 _STEPS, _SECONDS = 4, 600
-_M_MMAP_THRESHOLD = -3  # in malloc.h
 
 
 def peak_memory(model: str, contestant: str, threads: int, quick: bool) -> int | str:
@@ -33,16 +32,8 @@ def peak_memory(model: str, contestant: str, threads: int, quick: bool) -> int |
     return int(done.stdout.split()[-1])
 
 
-def _return_large_blocks() -> None:
-    """Let glibc take blocks of a mebibyte and more from the system and give them back to it at once: the holes that it otherwise leaves in its heap
-    differ from step to step by more than what is compared."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**20)
-
-
 def _main(model: str, contestant: str, threads: str, *quick: str) -> None:
-    _return_large_blocks()
+    return_large_blocks()  # what is compared is less than the holes in a heap
     torch.set_num_threads(int(threads))
     small = make_step(model, contestant, quick=True)  # loads libraries and, where there is one, the compiler
     for _ in range(_STEPS):
