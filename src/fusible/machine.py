@@ -80,8 +80,8 @@ def keep_freed_memory() -> bool:
 
 
 def return_large_blocks() -> bool:
-    """Let this process take blocks of a mebibyte and more from the system and give them back at once; returns whether it does, which is with glibc. What
-    it holds in memory is then what it has allocated: the holes that glibc leaves in its heap otherwise differ from run to run."""
+    """Let this process take blocks of a mebibyte and more from the system and give them back at once; returns whether it does, which is with glibc.
+    What it holds in memory is then what it has allocated: the holes that glibc leaves in its heap otherwise differ from run to run."""
     return _mallopt(_MMAP_THRESHOLD, 2**20)
 
 
