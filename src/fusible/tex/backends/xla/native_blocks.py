@@ -55,14 +55,15 @@ def with_kernels(form: BlockFormat, codec: BlockCodec) -> BlockCodec:
 
 
 def codes_of_blocks(reader: BlockReader, x: Any, way: str, undo: bool) -> Codes | None:
-    """A copy as a product reads it; None where lines have a factor each, or a transform to ``undo``."""
+    """A copy as a product reads it; None where lines have a factor each, or a transform to ``undo``, and of a format that the kernels do not know."""
     form, data, shape = reader.stored(x, way)
-    factor = _KERNELS[form].factor(x, way)
-    if factor is None or (undo and reader.transform(x, way) is not None):
+    kernels = _KERNELS.get(form)
+    factor = None if kernels is None else kernels.factor(x, way)
+    if kernels is None or factor is None or (undo and reader.transform(x, way) is not None):
         return None
     turned = form.transposed and way == "columnwise"
     codes = lazy.reshape(data, (shape[1] if turned else shape[0], -1))
-    return Codes(codes, turned, _KERNELS[form].code(x), reader.scales(x, way), form.has_tile_scales(x), factor)
+    return Codes(codes, turned, kernels.code(x), reader.scales(x, way), form.has_tile_scales(x), factor)
 
 
 def _encode_mxfp8(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> _Encoded:
