@@ -1,4 +1,5 @@
 // The compiled extension `fusible.cpp_extensions._native`: one file a family of kernels, one line a function.
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,25 @@ std::string compiler() {
 #endif
 }
 
+/// Offers a task to XLA's threads; run here where it has none.
+void schedule(const void* owner, void (*run)(void* task), void* task) {
+    const xla::Frame& frame = *static_cast<const xla::Frame*>(owner);
+    xla::Scheduling arguments{sizeof(xla::Scheduling), nullptr, frame.context, run, task};
+    xla::Error* const error = frame.api->schedule(&arguments);
+    if (error == nullptr) return;
+    xla::ErrorDestruction destruction{sizeof(xla::ErrorDestruction), nullptr, error};
+    frame.api->destroy_error(&destruction);
+    run(task);
+}
+
+/// Loops of a compiled call run on XLA's threads, one of which makes the call. OpenMP would start as many more for each of them, and then, having more
+/// threads than the CPU, let all sleep between two loops, those of torch's too.
+void on_xla_threads(const xla::Frame& frame, const std::function<void()>& call) {
+    const Pool pool{schedule, &frame};
+    const UsingPool using_pool(pool);
+    call();
+}
+
 }  // namespace
 
 FUSIBLE_MODULE(_native, m) {
@@ -36,6 +56,7 @@ FUSIBLE_MODULE(_native, m) {
     bind_fingerprint(m);
     bind_call_key(m);
 
+    compiled::around() = on_xla_threads;
     m.def("xla_handler", []() -> pybind11::object { return pybind11::capsule(reinterpret_cast<void*>(&compiled::handle)); });
     m.def("xla_functions", [] {
         std::vector<std::string> names;

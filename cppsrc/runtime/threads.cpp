@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -25,6 +26,8 @@ constexpr std::size_t kBytesPerThread = 64 * 1024;
 
 std::atomic<int> setting{0};
 std::atomic<bool> in_forked_child{false};
+thread_local const Pool* pool = nullptr;
+thread_local bool helps = false;  // whether this thread runs tasks of a loop by a pool
 
 #if defined(FUSIBLE_HAS_FORK)
 [[maybe_unused]] const int watches_fork =
@@ -40,7 +43,7 @@ int default_threads() {
 }
 
 bool must_be_serial() {
-    if (in_forked_child.load(std::memory_order_relaxed)) return true;
+    if (helps || in_forked_child.load(std::memory_order_relaxed)) return true;
 #if defined(_OPENMP)
     return omp_in_parallel() != 0;
 #else
@@ -83,7 +86,9 @@ int threads_for(int requested, std::size_t bytes) {
     return static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(get_num_threads()), worthwhile));
 }
 
-#if defined(_OPENMP)
+UsingPool::UsingPool(const Pool& used) : former_(pool) { pool = &used; }
+UsingPool::~UsingPool() { pool = former_; }
+
 namespace {
 
 /// The first exception of a parallel region. One that left the region would end the process; so it waits here until all threads are done.
@@ -108,11 +113,48 @@ class FirstError {
     std::exception_ptr error_;
 };
 
+/// A loop by a pool. The caller takes part, and waits for no helper that has not begun: such a one finds nothing left to do, perhaps much later, and
+/// so the loop lives as long as the last of them.
+struct PooledLoop {
+    std::size_t count;
+    Task task;
+    const void* context;
+    std::atomic<std::size_t> next{0};
+    std::atomic<std::size_t> done{0};
+    FirstError error;
+
+    void take_part() {
+        helps = true;
+        for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
+            error.guard([&] { task(context, i); });
+            done.fetch_add(1, std::memory_order_release);
+        }
+        helps = false;
+    }
+};
+
+void run_by_pool(std::size_t count, int helpers, Task task, const void* context) {
+    const auto loop = std::make_shared<PooledLoop>();
+    loop->count = count;
+    loop->task = task;
+    loop->context = context;
+    for (int i = 0; i < helpers; ++i) {
+        const auto help = [](void* shared) {
+            const std::unique_ptr<std::shared_ptr<PooledLoop>> own(static_cast<std::shared_ptr<PooledLoop>*>(shared));
+            (*own)->take_part();
+        };
+        pool->schedule(pool->owner, help, new std::shared_ptr<PooledLoop>(loop));
+    }
+    loop->take_part();
+    while (loop->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
+    loop->error.rethrow();
+}
+
 }  // namespace
-#endif
 
 void run_tasks(std::size_t count, int threads, Task task, const void* context) {
     [[maybe_unused]] const auto workers = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), count));
+    if (workers > 1 && pool != nullptr) return run_by_pool(count, workers - 1, task, context);
 #if defined(_OPENMP)
     if (workers > 1) {
         FirstError error;

@@ -18,6 +18,24 @@ bool has_openmp();
 /// One thread in a forked child (an OpenMP runtime that has run before the fork can hang there) and inside a parallel region.
 int threads_for(int requested, std::size_t bytes);
 
+/// Threads of somebody else, in the place of OpenMP's: `schedule(owner, run, task)` calls run(task) once, on some thread, sooner or later.
+struct Pool {
+    void (*schedule)(const void* owner, void (*run)(void* task), void* task);
+    const void* owner;
+};
+
+/// Lets the parallel loops of this thread be helped by a pool, for as long as this lives.
+class UsingPool {
+  public:
+    explicit UsingPool(const Pool& pool);
+    ~UsingPool();
+    UsingPool(const UsingPool&) = delete;
+    UsingPool& operator=(const UsingPool&) = delete;
+
+  private:
+    const Pool* former_;
+};
+
 using Task = void (*)(const void* context, std::size_t index);
 
 /// Where a task throws, tasks that have not begun are left out, and the first exception is thrown again once all threads have stopped.

@@ -262,6 +262,14 @@ inline xla::Error* refuse(const xla::Frame& frame, int code, const char* message
     return frame.api->create_error(&arguments);
 }
 
+/// What a module does around its calls: runs the last argument, perhaps on threads of XLA's (bindings/native.cpp).
+using Around = void (*)(const xla::Frame& frame, const std::function<void()>& call);
+
+inline Around& around() {
+    static Around of_module = [](const xla::Frame&, const std::function<void()>& call) { call(); };
+    return of_module;
+}
+
 /// Runs a call. One at a time: each has all the threads that kernels may use.
 inline xla::Error* handle(xla::Frame* frame) {
     if (frame->extensions != nullptr && frame->extensions->type == xla::kMetadata) {
@@ -279,7 +287,7 @@ inline xla::Error* handle(xla::Frame* frame) {
         if (found == functions().end())
             throw ArgumentError(expected("a native function", "a compiled call", "'" + name + "'", "install the version that recorded the program"));
         const std::lock_guard<std::mutex> alone(one_at_a_time);
-        found->second(arguments);
+        around()(*frame, [&] { found->second(arguments); });
         return nullptr;
     } catch (const Error& error) {
         return refuse(*frame, xla::kInvalidArgument, error.what());

@@ -35,12 +35,30 @@ constexpr int kInvalidArgument = 3;
 constexpr int kResourceExhausted = 8;
 constexpr int kInternal = 13;
 
+struct ErrorDestruction {
+    std::size_t size;
+    Extension* extensions;
+    Error* error;
+};
+
+struct Scheduling {
+    std::size_t size;
+    Extension* extensions;
+    void* context;
+    void (*task)(void* data);
+    void* data;
+};
+
 struct Api {
     std::size_t size;
     Extension* extensions;
     Version version;
     const void* internal;
     Error* (*create_error)(ErrorArguments*);
+    const void* get_message;
+    void (*destroy_error)(ErrorDestruction*);
+    const void* others[8];
+    Error* (*schedule)(Scheduling*);  // on a thread of XLA's
 };
 
 /// Element types, as XLA numbers them.

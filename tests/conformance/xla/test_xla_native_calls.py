@@ -183,14 +183,24 @@ _STRUCTURES = {
     "Extension": ("XLA_FFI_Extension_Base", {"type": "type", "next": "next"}),
     "Version": ("XLA_FFI_Api_Version", {"major": "major_version", "minor": "minor_version"}),
     "ErrorArguments": ("XLA_FFI_Error_Create_Args", {"message": "message", "code": "errc"}),
-    "Api": ("XLA_FFI_Api", {"version": "api_version", "create_error": "XLA_FFI_Error_Create"}),
+    "ErrorDestruction": ("XLA_FFI_Error_Destroy_Args", {"error": "error"}),
+    "Scheduling": ("XLA_FFI_ThreadPool_Schedule_Args", {"context": "ctx", "task": "task", "data": "data"}),
+    "Api": (
+        "XLA_FFI_Api",
+        {
+            "version": "api_version",
+            "create_error": "XLA_FFI_Error_Create",
+            "destroy_error": "XLA_FFI_Error_Destroy",
+            "schedule": "XLA_FFI_ThreadPool_Schedule",
+        },
+    ),
     "Buffer": ("XLA_FFI_Buffer", {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"}),
     "Text": ("XLA_FFI_ByteSpan", {"data": "ptr", "length": "len"}),
     "Number": ("XLA_FFI_Scalar", {"dtype": "dtype", "value": "value"}),
     "Attributes": ("XLA_FFI_Attrs", {"count": "size", "types": "types", "names": "names", "values": "attrs"}),
     "Metadata": ("XLA_FFI_Metadata", {"version": "api_version"}),
     "MetadataExtension": ("XLA_FFI_Metadata_Extension", {"metadata": "metadata"}),
-    "Frame": ("XLA_FFI_CallFrame", {"api": "api", "stage": "stage", "operands": "args", "results": "rets", "attributes": "attrs"}),
+    "Frame": ("XLA_FFI_CallFrame", {"api": "api", "context": "ctx", "stage": "stage", "operands": "args", "results": "rets", "attributes": "attrs"}),
 }
 _VALUES = {
     "kMetadata": "XLA_FFI_Extension_Metadata",
