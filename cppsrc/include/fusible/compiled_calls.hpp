@@ -118,7 +118,15 @@ class Arguments {
 /// How a parameter of type T is read from the arguments of a call; `known` is false of a type that compiled programs cannot pass.
 template <class T>
 struct Parameter {
-    static constexpr bool known = false;
+    static constexpr bool known = std::is_arithmetic_v<T>;
+    static T read(const Arguments& arguments, const char* name) {
+        if constexpr (std::is_same_v<T, bool>)
+            return arguments.boolean(name);
+        else if constexpr (std::is_floating_point_v<T>)
+            return static_cast<T>(arguments.floating(name));
+        else
+            return static_cast<T>(arguments.integer(name));
+    }
 };
 
 template <>
@@ -177,36 +185,6 @@ template <>
 struct Parameter<std::string> {
     static constexpr bool known = true;
     static std::string read(const Arguments& arguments, const char* name) { return arguments.text(name); }
-};
-
-template <>
-struct Parameter<bool> {
-    static constexpr bool known = true;
-    static bool read(const Arguments& arguments, const char* name) { return arguments.boolean(name); }
-};
-
-template <>
-struct Parameter<float> {
-    static constexpr bool known = true;
-    static float read(const Arguments& arguments, const char* name) { return static_cast<float>(arguments.floating(name)); }
-};
-
-template <>
-struct Parameter<double> {
-    static constexpr bool known = true;
-    static double read(const Arguments& arguments, const char* name) { return arguments.floating(name); }
-};
-
-template <>
-struct Parameter<int> {
-    static constexpr bool known = true;
-    static int read(const Arguments& arguments, const char* name) { return static_cast<int>(arguments.integer(name)); }
-};
-
-template <>
-struct Parameter<std::int64_t> {
-    static constexpr bool known = true;
-    static std::int64_t read(const Arguments& arguments, const char* name) { return arguments.integer(name); }
 };
 
 using Function = std::function<void(const Arguments&)>;
