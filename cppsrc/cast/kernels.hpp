@@ -38,8 +38,7 @@ constexpr int kPlainExponent = 60;
 /// A band of kMxBlock rows of a matrix, `cols` (whole blocks) wide. Null outputs are not written.
 struct MxBand {
     const void* source;
-    std::ptrdiff_t source_stride;
-    std::ptrdiff_t stride;  // of both codes
+    std::ptrdiff_t stride;  // of the source and of both codes
     int cols;
     std::uint8_t* codes;
     std::uint8_t* exponents;  // [kMxBlock, cols / kMxBlock], one for each block along a row

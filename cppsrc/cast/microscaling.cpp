@@ -34,7 +34,7 @@ void quantize_mxfp8(const TensorView& src, DType fp8_dtype, const OptionalView& 
         const std::int64_t at = row * cols + col;
         MxBand band{};
         band.source = src.as<const std::uint8_t>() + at * width;
-        band.source_stride = band.stride = cols;
+        band.stride = cols;
         band.cols = count;
         band.tiled = tiled;
         if (along_rows.codes != nullptr) {

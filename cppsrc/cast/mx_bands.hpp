@@ -50,7 +50,7 @@ inline std::int32_t read_step(const MxBand& band, int c, int width, MxStep& step
         I32 rows[kStepBlocks][kLanes];
         for (int i = 0; i < kLanes; ++i) {
             const int r = first + i;
-            const S* source = static_cast<const S*>(band.source) + r * band.source_stride + c;
+            const S* source = static_cast<const S*>(band.source) + r * band.stride + c;
             prefetch_step(source + kStep);
             if (band.codes != nullptr) __builtin_prefetch(band.codes + r * band.stride + c + kStep, 1, 2);
             if (band.column_codes != nullptr) __builtin_prefetch(band.column_codes + r * band.stride + c + kStep, 1, 2);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -143,7 +144,9 @@ void run_by_pool(std::size_t count, int helpers, Task task, const void* context)
             const std::unique_ptr<std::shared_ptr<PooledLoop>> own(static_cast<std::shared_ptr<PooledLoop>*>(shared));
             (*own)->take_part();
         };
-        pool->schedule(pool->owner, help, new std::shared_ptr<PooledLoop>(loop));
+        auto* const shared = new (std::nothrow) std::shared_ptr<PooledLoop>(loop);
+        if (shared == nullptr) break;  // nothing may throw while a helper reads what the caller has
+        pool->schedule(pool->owner, help, shared);
     }
     loop->take_part();
     while (loop->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
