@@ -8,13 +8,16 @@ shortest gradient may be.
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing
 import subprocess
 import sys
 import threading
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from executor_models import CASES, Case, Formats, H, gradients
@@ -22,6 +25,7 @@ from torch import Tensor
 
 import fusible.pytorch as fp
 from fusible import errors
+from fusible.lazy.engine.host import aligned
 from fusible.pytorch.engine import executors
 from fusible.quantized import Recipe
 
@@ -335,3 +339,16 @@ def test_a_compiled_program_reads_what_parameters_and_results_are_now() -> None:
             torch.testing.assert_close(second(y[1:9]), expected(second, y[1:9]))
             with pytest.raises(RuntimeError, match="negative bit"):
                 second(torch._neg_view(y))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def test_a_compiled_program_keeps_no_memory_of_a_parameter_that_went_elsewhere() -> None:
+    model = fp.Sequential(fp.Linear(16, 16)).compile("xla")
+    weight, memory = next(model.parameters()), aligned(np.ones((16, 16), np.float32))
+    weight.data, freed = torch.from_numpy(memory), weakref.ref(memory.base)
+    with torch.no_grad():
+        model(torch.ones(16, 16))
+    del memory
+    assert freed() is not None
+    weight.data = torch.zeros(16, 16)
+    gc.collect()
+    assert freed() is None, "before the program runs again"

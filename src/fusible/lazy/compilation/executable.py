@@ -203,9 +203,10 @@ class Executable:
         buffers = [put(i, array) for i, array in enumerate(arrays)]
         return [Output(array) for array in program.run(buffers + self._constants)]
 
-    def bound(self) -> tuple[Program, list[Any]]:
-        """The program of an executable without dynamic sizes, and the buffers of its constants, which it takes last: for callers that place buffers
-        themselves, of the shapes and dtypes of ``input_info``."""
+    @property
+    def usual_program(self) -> tuple[Program, list[Any]]:
+        """The program of the usual sizes, which of an executable without dynamic ones is the only one, and the buffers of its constants, which it
+        takes last: for callers that place buffers themselves, of the shapes and dtypes of ``input_info``, and need no checks."""
         return self._usual_program(), self._constants
 
     @shows_user

@@ -13,6 +13,7 @@ import torch
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy.engine.engine import Program as Loaded
+from fusible.lazy.engine.host import pointer, view
 from fusible.lazy.engine.pjrt import shares
 from fusible.locks import Lock
 from fusible.pytorch.engine.program import Program
@@ -43,14 +44,15 @@ class _Compiled:
 
     def __init__(self, executable: lazy.Executable | None, sources: Sequence[int], static: Any, seeds: int, kernels: Counter[str]) -> None:
         self.sources, self.static, self.seeds, self.kernels = tuple(sources), static, seeds, kernels
-        self._bound = None if executable is None else executable.bound()
+        self._program = None if executable is None else executable.usual_program
         self._parameters: dict[int, tuple[Hashable, Any]] = {}
-        """Of inputs that are parameters, where they lay at the last call, and the buffers of that memory."""
+        """Of inputs that are parameters, where they lay at the last call, and the buffers of that memory. These do not keep it: a parameter that lies
+        there again is what they are for, and one that was freed or moved is not kept for a program that may never run again."""
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = []
-        if self._bound is not None:
-            program, constants = self._bound
+        if self._program is not None:
+            program, constants = self._program
             given = [*inputs, draw_seeds(self.seeds)] if self.seeds else inputs
             buffers = program.launch([self._buffer(program, i, x) for i, x in enumerate(given)] + constants)
             for i, buffer in enumerate(buffers):
@@ -71,8 +73,11 @@ class _Compiled:
         if former == place:
             return buffer
         array = read_tensor(x)
+        if not isinstance(x, torch.nn.Parameter):
+            return program.put(i, array)
+        array = view(pointer(array), array.shape, array.dtype, None)
         buffer = program.put(i, array)
-        if isinstance(x, torch.nn.Parameter) and shares(buffer, array):
+        if shares(buffer, array):
             self._parameters[i] = place, buffer
         return buffer
 
