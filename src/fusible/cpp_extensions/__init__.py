@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     available: bool
     reason: str
 
-__all__ = ["available", "build", "get_include", "info", "reason"]
+__all__ = ["available", "build", "get_include", "info", "multiplies_halves", "reason"]
 
 _HERE = frozenset(__all__)
 
@@ -46,6 +46,11 @@ def info() -> dict[str, Any]:
         "threads": threads,
         "compiler": made_by,
     }
+
+
+def multiplies_halves() -> bool:
+    """Whether the kernels multiply bfloat16 by instructions of the CPU, at the level in force: by dot products or by tiles."""
+    return _state("get_level")() in ("avx512bf16", "amx")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,12 +17,17 @@ from fusible.tex.formulas.number_formats import E2M1_MAX
 from fusible.tex.interface.arguments import QuantizedTensor
 from fusible.tex.protocol import FP8_MAX
 
-__all__ = ["E4M3_MAX", "Nvfp4", "Random"]
+__all__ = ["E4M3_MAX", "Nvfp4", "Random", "largest_value"]
 
 E4M3_MAX = FP8_MAX[DType.kFloat8E4M3]
 
 Random = Callable[[str, Any], Any]
 """``(way, lines)``: the random numbers in [0, 1) by which the lines of a copy are rounded stochastically."""
+
+
+def largest_value(x: QuantizedTensor) -> float:
+    """The largest number that a code times a block's scale stands for, to which the amax of a tensor ``x`` was mapped."""
+    return E2M1_MAX * (x._nvfp4_e4m3_max if x._nvfp4_use_4over6 else E4M3_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +104,7 @@ class Nvfp4:
         matrix = self.transform(x, way) if undo else None
         if matrix is not None:
             values = self.transformed(values, xp.permute(matrix, (1, 0)))
-        largest = E2M1_MAX * (x._nvfp4_e4m3_max if x._nvfp4_use_4over6 else E4M3_MAX)
-        return values if way == "rowwise" else xp.permute(values, (1, 0)), self.over(getattr(x, f"_amax_{way}"), largest)
+        return values if way == "rowwise" else xp.permute(values, (1, 0)), self.over(getattr(x, f"_amax_{way}"), largest_value(x))
 
     def better(self, base: Array, codes_by: Function, error_of: Function, high: int) -> tuple[Any, Any]:
         """Codes, and scales of each block's lines, with the block's amax mapped to 6 or, where the error is less, to 4 (Cook et al. 2025,

@@ -30,13 +30,11 @@ from fusible.tex.formats import (
     usages,
 )
 from fusible.tex.formats.block_reading import BlockReader, Codes
-from fusible.tex.formulas.number_formats import E2M1_MAX
-from fusible.tex.protocol import FP8_MAX, fp8_format, outer, process_group
+from fusible.tex.formulas.nvfp4 import largest_value
+from fusible.tex.protocol import fp8_format, outer, process_group
 
 __all__ = ["FORMATS", "Operand", "codes_of_blocks", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
 
-_LEVELS_OF_HALVES = frozenset({"avx512bf16", "amx"})
-"""The levels at which a product of bf16 is one."""
 _READER = BlockReader("cpu", lambda shape, data: torch.zeros(shape, dtype=torch.float32), unswizzle)
 
 Buffers = dict[str, Tensor]
@@ -46,10 +44,6 @@ def _no_factor(x: Any, way: str) -> None:
     return None
 
 
-def _code_of_fp8(x: Any) -> DType:
-    return fp8_format(x._fp8_dtype)
-
-
 class _Kernels(NamedTuple):
     """What encodes and decodes a format.
 
@@ -57,7 +51,7 @@ class _Kernels(NamedTuple):
     the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite. ``factor(x, way)``: by
     what they are still to be multiplied, None or fp32, one or one for each line. ``transform(x, way)``: the matrix by which lines were multiplied in
     groups, or None. ``takes(quantizer)``: whether the kernels have its options. ``never(scales)``: whether bf16 cannot hold values of these
-    scales, so that nobody asks for them. ``code(x)``: what an element is stored as.
+    scales, so that nobody asks for them.
     """
 
     encode: Callable[[Tensor, Any, Buffers], None]
@@ -66,7 +60,6 @@ class _Kernels(NamedTuple):
     transform: Callable[[Any, str], Tensor | None] = _no_factor
     takes: Callable[[Any], bool] = lambda quantizer: True
     never: Callable[[Tensor], bool] = lambda scales: False
-    code: Callable[[Any], DType] = _code_of_fp8
 
 
 class Operand(NamedTuple):
@@ -144,7 +137,7 @@ def operand_of_blocks(x: Any, way: str, undo: bool = False) -> Operand:
     kernels, operand, scales = FORMATS[_form_of(x)], None, _scales(x, way)
     factor, matrix = kernels.factor(x, way), kernels.transform(x, way) if undo else None
     by_lines = factor is not None and factor.numel() > 1
-    if matrix is None and not by_lines and native.get_level() in _LEVELS_OF_HALVES and not kernels.never(scales):
+    if matrix is None and not by_lines and native.multiplies_halves() and not kernels.never(scales):
         values, turned, plain = _decoded(x, way, scales, torch.bfloat16)
         operand = (values, turned) if plain else None
     values, turned = operand or _decoded(x, way, scales, torch.float32)[:2]
@@ -164,7 +157,7 @@ def codes_of_blocks(x: Any, way: str, undo: bool = False) -> Codes | None:
     _, data, shape = _READER.stored(x, way)
     turned = form.transposed and way == "columnwise"
     codes = data.contiguous().view(shape[1] if turned else shape[0], -1)
-    return Codes(codes, turned, kernels.code(x), _scales(x, way), form.has_tile_scales(x), 1.0 if factor is None else factor)
+    return Codes(codes, turned, DType(int(form.element(x))), _scales(x, way), form.has_tile_scales(x), 1.0 if factor is None else factor)
 
 
 def fails_to_cancel(a: Any, way_a: str, b: Any, way_b: str) -> bool:
@@ -243,7 +236,7 @@ def _decode_nvfp4(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
 
 def _factor_of_nvfp4(x: Any, way: str) -> Tensor:
     amax = getattr(x, f"_amax_{way}")
-    return amax / torch.full_like(amax, E2M1_MAX * (x._nvfp4_e4m3_max if x._nvfp4_use_4over6 else FP8_MAX[DType.kFloat8E4M3]))
+    return amax / torch.full_like(amax, largest_value(x))
 
 
 def _transform_of_nvfp4(x: Any, way: str) -> Tensor | None:
@@ -275,7 +268,6 @@ FORMATS: dict[Format, _Kernels] = {
         _factor_of_nvfp4,
         _transform_of_nvfp4,
         lambda quantizer: not (quantizer.nvfp4_use_4over6 or quantizer.row_scaled_nvfp4),
-        code=lambda x: DType.kFloat4E2M1,
     ),
 }
 """The formats in blocks that the kernels know."""

@@ -15,8 +15,7 @@ from fusible.tex.backends.xla.random import next_seed
 from fusible.tex.enums import DType
 from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, NVFP4, BlockCodec, BlockFormat, Copy
 from fusible.tex.formats.block_reading import BlockReader, Codes
-from fusible.tex.formulas.number_formats import E2M1_MAX
-from fusible.tex.formulas.nvfp4 import E4M3_MAX
+from fusible.tex.formulas.nvfp4 import largest_value
 from fusible.tex.protocol import fp8_format
 
 __all__ = ["codes_of_blocks", "with_kernels"]
@@ -28,18 +27,13 @@ def _of_one(x: Any, way: str) -> float:
     return 1.0
 
 
-def _code_of_fp8(x: Any) -> DType:
-    return fp8_format(x._fp8_dtype)
-
-
 class _Kernels(NamedTuple):
     """``encode(x, quantizer, rowwise, columnwise)``: as of a codec. ``takes(quantizer)``: whether the kernels have its options. ``factor(x, way)``:
-    that of all values of a copy, or None where lines have one each. ``code(x)``: what an element is stored as."""
+    that of all values of a copy, or None where lines have one each."""
 
     encode: Callable[[Tensor, Any, bool, bool], _Encoded]
     takes: Callable[[Any], bool] = lambda quantizer: True
     factor: Callable[[Any, str], Tensor | float | None] = _of_one
-    code: Callable[[Any], DType] = _code_of_fp8
 
 
 def with_kernels(form: BlockFormat, codec: BlockCodec) -> BlockCodec:
@@ -63,7 +57,7 @@ def codes_of_blocks(reader: BlockReader, x: Any, way: str, undo: bool) -> Codes 
         return None
     turned = form.transposed and way == "columnwise"
     codes = lazy.reshape(data, (shape[1] if turned else shape[0], -1))
-    return Codes(codes, turned, kernels.code(x), reader.scales(x, way), form.has_tile_scales(x), factor)
+    return Codes(codes, turned, DType(int(form.element(x))), reader.scales(x, way), form.has_tile_scales(x), factor)
 
 
 def _encode_mxfp8(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> _Encoded:
@@ -122,7 +116,7 @@ def _encode_nvfp4(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) ->
 
 def _factor_of_nvfp4(x: Any, way: str) -> Tensor | None:
     amax: Tensor = getattr(x, f"_amax_{way}")
-    return amax / (E2M1_MAX * (x._nvfp4_e4m3_max if x._nvfp4_use_4over6 else E4M3_MAX)) if amax.size == 1 else None
+    return amax / largest_value(x) if amax.size == 1 else None
 
 
 _KERNELS: dict[BlockFormat, _Kernels] = {
@@ -132,7 +126,6 @@ _KERNELS: dict[BlockFormat, _Kernels] = {
         _encode_nvfp4,
         lambda quantizer: not (quantizer.nvfp4_use_4over6 or quantizer.row_scaled_nvfp4),
         _factor_of_nvfp4,
-        lambda x: DType.kFloat4E2M1,
     ),
 }
 """The formats in blocks that the kernels know."""
