@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "fusible/default_arithmetic.hpp"
 #include "fusible/errors.hpp"
 
 #if defined(_OPENMP)
@@ -125,6 +126,7 @@ struct PooledLoop {
     FirstError error;
 
     void take_part() {
+        const DefaultArithmetic as_the_caller;
         helps = true;
         for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
             error.guard([&] { task(context, i); });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,16 @@ class Meter(TorchDispatchMode):
 
     def mark(self, name: str) -> None:
         gc.collect()
-        self._at, self.now[name] = name, self.total
+        self._at, self.now[name] = name, self._settled()
+
+    def _settled(self) -> int:
+        """The bytes once they have not changed for a while: threads of the group let go of what they sent some time after it has arrived."""
+        found, since = self.total, time.monotonic()
+        while time.monotonic() < since + 0.1:
+            time.sleep(0.005)
+            if self.total != found:
+                found, since = self.total, time.monotonic()
+        return found
 
 
 def _local(tensor: Any) -> torch.Tensor:

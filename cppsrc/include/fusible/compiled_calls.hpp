@@ -18,6 +18,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "fusible/default_arithmetic.hpp"
 #include "fusible/strided_view.hpp"
 #include "fusible/xla_interface.hpp"
 
@@ -265,6 +266,7 @@ inline xla::Error* handle(xla::Frame* frame) {
         if (found == functions().end())
             throw ArgumentError(expected("a native function", "a compiled call", "'" + name + "'", "install the version that recorded the program"));
         const std::lock_guard<std::mutex> alone(one_at_a_time);
+        const DefaultArithmetic as_without_xla;
         around()(*frame, [&] { found->second(arguments); });
         return nullptr;
     } catch (const Error& error) {

@@ -22,6 +22,7 @@ import fusible
 from fusible import cpp_extensions, lazy, tex
 from fusible.conformance.table import Record
 from fusible.errors import ExecutionError
+from fusible.quantized import Float8BlockQuantizer, MXFP8Quantizer
 from fusible.tex.backends.xla import native
 
 pytest.importorskip("jaxlib")
@@ -105,6 +106,17 @@ def test_a_compiled_step_has_the_bits_of_an_eager_one(name: str) -> None:
             optimizer.zero_grad()
         results.append(found)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("quantizer", [MXFP8Quantizer(tex.DType.kFloat8E4M3), Float8BlockQuantizer(tex.DType.kFloat8E4M3, block_scaling_dim=1)])
+def test_kernels_take_subnormal_numbers_for_what_they_are(quantizer: Any) -> None:
+    """On all threads of XLA's, whose own arithmetic takes them for zero."""
+    x = torch.randn(512, 512) * 2.0**-128
+    (found,) = RUNNER("multi_tensor_quantize", tensor_list=[x], quantizer_list=[quantizer])
+    expected = tex.quantize(x, quantizer, None, None).storage_without_autograd()
+    assert expected._rowwise_data.count_nonzero() > 100_000
+    for of in ("_rowwise_data", "_columnwise_data", "_rowwise_scale_inv", "_columnwise_scale_inv"):
+        assert torch.equal(getattr(found, of), getattr(expected, of)), of
 
 
 def test_explain_tells_which_kernels_the_programs_call() -> None:
