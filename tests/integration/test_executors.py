@@ -311,7 +311,7 @@ def test_without_jaxlib_the_executor_says_what_to_install(monkeypatch: pytest.Mo
         fp.Sequential(fp.Linear(4, 4)).compile("xla")
 
 
-def test_a_compiled_program_reads_what_parameters_and_results_are_now() -> None:
+def test_a_compiled_program_reads_what_its_inputs_are_now() -> None:
     """Their buffers are kept from call to call: memory that is written, replaced, freed, or stands for its negative is read as such."""
     torch.manual_seed(0)
     first, second = (fp.Sequential(fp.Linear(16, 16)).compile("xla") for _ in range(2))
@@ -333,6 +333,8 @@ def test_a_compiled_program_reads_what_parameters_and_results_are_now() -> None:
             y = first(x)
             torch.testing.assert_close(y, expected(first, x))
             torch.testing.assert_close(second(y), expected(second, y))
+            x.mul_(1.5)
+            torch.testing.assert_close(first(x), expected(first, x))
             y.mul_(-2.0)
             torch.testing.assert_close(second(y), expected(second, y))
             torch.testing.assert_close(second(y.t()), expected(second, y.t()))

@@ -138,10 +138,16 @@ def test_every_shape_goes_in_and_comes_out(shape: tuple[int, ...]) -> None:
     assert got.shape == shape and got.tolist() == given.tolist()
 
 
+@pytest.mark.parametrize("of", DTYPES.values(), ids=str)
+def test_which_memory_is_shared(of: dtype) -> None:
+    array = aligned(np.zeros(200, of.numpy))
+    for given in (array, array[64:], array[1:]):
+        assert (pjrt.place(given, of).unsafe_buffer_pointer() == pointer(given)) is pjrt.shares(given, of)
+    assert pjrt.shares(array, of) is (of is not dtypes.int4) and not pjrt.shares(array[1:], of)
+
+
 def test_aligned_memory_is_read_in_place_and_other_memory_is_copied() -> None:
     program = _double()
-    array = aligned(np.ones(4, np.float32))
-    assert program.put(0, array).unsafe_buffer_pointer() == pointer(array)
     shifted = aligned(np.arange(8, dtype=np.float32))[1:5]
     assert pointer(shifted) % 64
     assert program([shifted])[0].tolist() == [2, 4, 6, 8]

@@ -215,7 +215,7 @@ def _aval(shape: Shape, of: dtype) -> _Aval:
 
 
 def place(array: np.ndarray[Any, Any], of: dtype) -> Any:
-    """The engine's buffer of a C-contiguous array; it shares the memory of ``array``, and keeps it, where that is aligned to 64 bytes."""
+    """The engine's buffer of a C-contiguous array; it keeps the memory of ``array`` where it ``shares`` it."""
     engine = _STATE.engine or _engine()
     if _STATE.forked:
         check_process()
@@ -224,9 +224,12 @@ def place(array: np.ndarray[Any, Any], of: dtype) -> Any:
     return engine.put(_aval(array.shape, of), engine.sharding, [array], engine.sole, True, enable_x64=True)
 
 
-def shares(buffer: Any, array: np.ndarray[Any, Any]) -> bool:
-    """Whether a buffer shares the memory of ``array``, so that the next call reads what is written to the array."""
-    return buffer.unsafe_buffer_pointer() == pointer(array)
+def shares(array: np.ndarray[Any, Any], of: dtype) -> bool:
+    """Whether the buffer that ``place`` makes of an array shares its memory, so that the next call reads what is written to the array.
+
+    The engine itself could tell, at 150 us: it looks for jax at the first such question about a buffer.
+    """
+    return of.bits >= 8 and pointer(array) % ALIGNMENT == 0
 
 
 def host_view(buffer: Any, shape: Shape, of: dtype) -> np.ndarray[Any, Any]:

@@ -46,7 +46,7 @@ class Scalars:
     def __init__(self, values: Values, pool: list[Scalars]) -> None:
         self.arrays = [aligned(rounded(value, of)) for value, of in values]
         self.buffers = [pjrt.place(array, of) for array, (_, of) in zip(self.arrays, values, strict=True)]
-        shared = all(map(pjrt.shares, self.buffers, self.arrays))
+        shared = all(pjrt.shares(array, of) for array, (_, of) in zip(self.arrays, values, strict=True))
         self._pool = pool if shared else None
 
     def release(self) -> None:

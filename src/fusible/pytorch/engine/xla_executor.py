@@ -45,9 +45,9 @@ class _Compiled:
     def __init__(self, executable: lazy.Executable | None, sources: Sequence[int], static: Any, seeds: int, kernels: Counter[str]) -> None:
         self.sources, self.static, self.seeds, self.kernels = tuple(sources), static, seeds, kernels
         self._program = None if executable is None else executable.usual_program
-        self._parameters: dict[int, tuple[Hashable, Any]] = {}
-        """Of inputs that are parameters, where they lay at the last call, and the buffers of that memory. These do not keep it: a parameter that lies
-        there again is what they are for, and one that was freed or moved is not kept for a program that may never run again."""
+        self._placed: dict[int, tuple[Hashable, Any]] = {}
+        """Where each input lay at the last call, and the buffer of that memory. It does not keep the memory: a tensor that lies there again is what it
+        is for, and one that was freed or moved is not kept for a program that may never run again."""
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = []
@@ -62,23 +62,21 @@ class _Compiled:
         return [outputs[source] if source >= 0 else inputs[-1 - source] for source in self.sources]
 
     def _buffer(self, program: Loaded, i: int, x: torch.Tensor) -> Any:
-        """The engine's buffer of an input, which shares its memory where that is aligned: the one that there is, of a result and of a parameter."""
+        """The engine's buffer of an input, which shares its memory where that is aligned: the one that there is, of a result or of the last call."""
         if not x.is_contiguous() or x.is_neg():
             return program.put(i, read_tensor(x))
         place = _place(x)
         found = _results.get(place)
         if found is not None:
             return found
-        former, buffer = self._parameters.get(i, (None, None))
+        former, buffer = self._placed.get(i, (None, None))
         if former == place:
             return buffer
         array = read_tensor(x)
-        if not isinstance(x, torch.nn.Parameter):
+        if not shares(array, _DTYPES[x.dtype]):
             return program.put(i, array)
-        array = view(pointer(array), array.shape, array.dtype, None)
-        buffer = program.put(i, array)
-        if shares(buffer, array):
-            self._parameters[i] = place, buffer
+        buffer = program.put(i, view(pointer(array), array.shape, array.dtype, None))
+        self._placed[i] = place, buffer
         return buffer
 
 
