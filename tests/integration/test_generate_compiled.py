@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import fusible
 from fusible.cli.generation.engine import generate
 from fusible.cli.training.model import ByteGPT
 from fusible.cli.training.options import TrainOptions
@@ -77,6 +78,43 @@ def test_logits_agree_where_sequences_grow_unevenly() -> None:
         assert (got - expected).abs().max() <= bound
 
 
+def _elsewhere(x: torch.Tensor) -> torch.Tensor:
+    """A copy that begins four bytes past a multiple of 64."""
+    return torch.cat([torch.zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+def test_tokens_are_written_to_the_cache_as_it_lies() -> None:
+    """Also to one that begins where XLA takes no memory; and what soft caps refuse the kernels reads it after that."""
+    results = {}
+    for cap in (None, 0.5):
+        for executor in ("eager", "xla", "moved"):
+            torch.manual_seed(0)
+            attention = fusible.GroupedQuerySelfAttention(HIDDEN, HEADS, HEADS, soft_cap=cap)
+            block = fusible.Sequential(fusible.Linear(HIDDEN, 3 * HIDDEN), attention, fusible.Linear(HIDDEN, HIDDEN))
+            cache, x = KVCache(1, 300, page_size=20, dtype=torch.float32), torch.randn(40, HIDDEN)
+            block = block.compile("eager" if executor == "eager" else "xla")
+            found = []
+            with torch.no_grad():
+                for tokens in x.split([5, *[1] * 35]):
+                    lengths = torch.tensor([len(tokens)])
+                    found.append(block(tokens, lengths, cache=cache))
+                    cache.advance(lengths)
+                    (key, (k, v)), *_ = cache._layers.items()
+                    if executor == "moved" and len(found) == 3:
+                        cache._layers[key] = _elsewhere(k), _elsewhere(v)
+                    if len(found) == 4:
+                        places = [held.data_ptr() for held in cache._layers[key]]
+            assert [held.data_ptr() for held in cache._layers[key]] == places
+            if executor != "eager":
+                called = block.pipeline(0).executor.describe()[-1]
+                assert "copy_to_cache 2" in called and ("attention_forward 2" in called) is (cap is None)  # in the programs of 5 tokens and of one
+            assert all(place % 64 == (4 if executor == "moved" else 0) for place in places)
+            results[cap, executor] = torch.cat(found)
+        for executor in ("xla", "moved"):
+            torch.testing.assert_close(results[cap, executor], results[cap, "eager"])
+    assert (results[None, "xla"] - results[0.5, "xla"]).abs().max() > 1e-3
+
+
 def test_a_call_that_is_not_counted_changes_nothing() -> None:
     compiled, cache = model("xla"), KVCache(1, 16, dtype=torch.float32)
     text, one = torch.arange(6), torch.ones(1, dtype=torch.int32)
@@ -95,8 +133,8 @@ def test_a_pass_that_fails_leaves_the_cache_as_it_was(monkeypatch: pytest.Monkey
     executor: Any = compiled.body.pipeline(0).executor
     one = torch.ones(1, dtype=torch.int32)
 
-    def kept(before: dict[Any, Any]) -> bool:
-        return all(torch.equal(x, y) for key, pair in before.items() for x, y in zip(pair, cache._layers[key], strict=True))
+    def kept(before: dict[Any, Any], tokens: int) -> bool:
+        return all(torch.equal(x[:, :tokens], y[:, :tokens]) for key, pair in before.items() for x, y in zip(pair, cache._layers[key], strict=True))
 
     class Failing:
         name, whole, in_place = executor.name, True, False
@@ -112,9 +150,9 @@ def test_a_pass_that_fails_leaves_the_cache_as_it_was(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="too late"):
             patched.setattr(compiled.body.pipeline(0), "executor", Failing())
             compiled.next_bytes(torch.arange(1, 2), one, cache)
-        assert len(before) == LAYERS and kept(before)
+        assert len(before) == LAYERS and kept(before, 1) and cache.lengths == (1,)
         compiled.next_bytes(torch.arange(1, 2), one, cache)
-        assert not kept(before)
+        assert kept(before, 1) and not kept(before, 2)
 
 
 def test_weights_held_in_8_bits_generate_alike() -> None:

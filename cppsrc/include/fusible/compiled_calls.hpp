@@ -1,7 +1,9 @@
 // Native functions as calls of a program that XLA has compiled: what `define` offers to Python, the handler offers to programs, with the same checks.
 //
 // A call names its function by the attribute "function". Every other attribute is a parameter by its name: a number, a text, or of a tensor its place,
-// from 0 among the operands and from -1 downwards among the results. A parameter without one has its default.
+// from 0 among the operands and from -1 downwards among the results. A parameter without one has its default. A function may write to an operand, if
+// that is memory which the program's caller wants written; what reads that memory afterwards waits for the result "done", an int32 that becomes 0.
+// "zeroed" has a bit for each result that is zero before the call, for functions that leave a part of it as it is.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -115,6 +117,16 @@ class Arguments {
 
     const xla::Frame& frame_;
 };
+
+/// Fills the results of which `bits` has the bit with zeros.
+inline void zero_results(const xla::Frame& frame, std::int64_t bits) {
+    for (std::int64_t i = 0; i < frame.results.count; ++i) {
+        const xla::Buffer& result = *frame.results.values[i];
+        std::int64_t count = 1;
+        for (std::int64_t d = 0; d < result.rank; ++d) count *= result.dims[d];
+        if ((bits >> i & 1) != 0) std::memset(result.data, 0, static_cast<std::size_t>(count) * size_of(dtype_of(result.dtype)));
+    }
+}
 
 /// How a parameter of type T is read from the arguments of a call; `known` is false of a type that compiled programs cannot pass.
 template <class T>
@@ -267,7 +279,9 @@ inline xla::Error* handle(xla::Frame* frame) {
             throw ArgumentError(expected("a native function", "a compiled call", "'" + name + "'", "install the version that recorded the program"));
         const std::lock_guard<std::mutex> alone(one_at_a_time);
         const DefaultArithmetic as_without_xla;
+        if (arguments.has("zeroed")) zero_results(*frame, arguments.integer("zeroed"));
         around()(*frame, [&] { found->second(arguments); });
+        if (arguments.has("done")) *arguments.tensor("done").as<std::int32_t>() = 0;
         return nullptr;
     } catch (const Error& error) {
         return refuse(*frame, xla::kInvalidArgument, error.what());

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -13,10 +15,11 @@ import torch
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy.engine.engine import Program as Loaded
-from fusible.lazy.engine.host import pointer, view
-from fusible.lazy.engine.pjrt import shares
+from fusible.lazy.engine.host import ALIGNMENT, pointer, view
+from fusible.lazy.engine.pjrt import host_view, shares
 from fusible.locks import Lock
 from fusible.pytorch.engine.program import Program
+from fusible.tex.backends.xla.kv_cache import in_place
 from fusible.tex.backends.xla.native import kernels_of
 from fusible.tex.calls.seeds import draw_seeds, supplying
 from fusible.tex.selection.dispatch import recording_whole
@@ -38,26 +41,32 @@ _results: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 class _Compiled:
     """A recorded program: its executable (None where it computes nothing), and where each of its results comes from.
 
-    ``sources``: per result, ``i`` for the executable's output i, ``-1 - i`` for input i as it came. ``seeds``: how many the program draws; they are
-    its last input. ``kernels``: the native functions that it calls, and how often.
+    ``sources``: per result, ``i`` for the executable's output i, ``-1 - i`` for input i as it came, or as the program has written to it.
+    ``seeds``: how many the program draws; they are its last input. ``kernels``: the native functions that it calls, and how often.
     """
 
-    def __init__(self, executable: lazy.Executable | None, sources: Sequence[int], static: Any, seeds: int, kernels: Counter[str]) -> None:
-        self.sources, self.static, self.seeds, self.kernels = tuple(sources), static, seeds, kernels
+    def __init__(self, executable: lazy.Executable | None, recorded: _Recorded, kernels: Counter[str]) -> None:
+        self.sources, self.static, self.seeds, self.kernels = tuple(recorded.sources), recorded.static, recorded.seeds, kernels
+        self._written = tuple(recorded.written)
+        self._fetched = range(max(self.sources, default=-1) + 1)
         self._program = None if executable is None else executable.usual_program
         self._placed: dict[int, tuple[Hashable, Any]] = {}
-        """Where each input lay at the last call, and the buffer of that memory. It does not keep the memory: a tensor that lies there again is what it
-        is for, and one that was freed or moved is not kept for a program that may never run again."""
+        """Where each input lay at the last call, and the buffer of that memory, which it does not keep: it is for a tensor that lies there again, and
+        one that was freed or moved is not kept for a program that may never run again."""
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = []
         if self._program is not None:
             program, constants = self._program
             given = [*inputs, draw_seeds(self.seeds)] if self.seeds else inputs
-            buffers = program.launch([self._buffer(program, i, x) for i, x in enumerate(given)] + constants)
-            for i, buffer in enumerate(buffers):
-                output = _tensor(program.fetch(i, buffer))
-                _results[_place(output)] = buffer
+            placed = [self._buffer(program, i, x) for i, x in enumerate(given)]
+            buffers = program.launch(placed + constants)
+            for i in self._written:
+                if not inputs[i].is_contiguous() or inputs[i].data_ptr() % ALIGNMENT:
+                    inputs[i].copy_(_tensor(host_view(placed[i], *program.inputs[i])))
+            for i in self._fetched:
+                output = _tensor(program.fetch(i, buffers[i]))
+                _results[_place(output)] = buffers[i]
                 outputs.append(output)
         return [outputs[source] if source >= 0 else inputs[-1 - source] for source in self.sources]
 
@@ -66,12 +75,12 @@ class _Compiled:
         if not x.is_contiguous() or x.is_neg():
             return program.put(i, read_tensor(x))
         place = _place(x)
-        found = _results.get(place)
-        if found is not None:
-            return found
         former, buffer = self._placed.get(i, (None, None))
         if former == place:
             return buffer
+        found = _results.get(place)
+        if found is not None:
+            return found
         array = read_tensor(x)
         if not shares(array, _DTYPES[x.dtype]):
             return program.put(i, array)
@@ -154,8 +163,7 @@ def _compile(program: Program, inputs: list[torch.Tensor]) -> _Compiled:
         seeds = lazy.InputInfo((recorded.seeds,), lazy.int64)
         recorded = _Recorded(program, len(inputs))
         executable = lazy.compile(recorded, args=[*infos, seeds])
-    needed = any(source >= 0 for source in recorded.sources)
-    return _Compiled(executable if needed else None, recorded.sources, recorded.static, recorded.seeds, kernels_of(executable.flat_ir))
+    return _Compiled(executable if recorded.computes else None, recorded, kernels_of(executable.flat_ir))
 
 
 class _DrawsSeeds(Exception):
@@ -164,13 +172,15 @@ class _DrawsSeeds(Exception):
 
 class _Recorded:
     """``program`` as a function of lazy tensors: its ``count`` inputs, and the seeds that it draws. Raises ``_DrawsSeeds`` at its end where it drew
-    ``seeds`` that are not there."""
+    ``seeds`` that are not there. ``computes``: whether it gives more than its inputs; ``written``: which of these it writes to."""
 
     def __init__(self, program: Program, count: int) -> None:
         self.program, self.count = program, count
         self.sources: list[int] = []
         self.static: Any = None
         self.seeds = 0
+        self.computes = False
+        self.written: set[int] = set()
 
     def __call__(self, *arguments: lazy.Tensor) -> list[lazy.Tensor]:
         leaves, given = list(arguments[: self.count]), arguments[self.count :]
@@ -180,15 +190,22 @@ class _Recorded:
             self.seeds += 1
             return given[0][self.seeds - 1 : self.seeds] if given else lazy.zeros((1,), lazy.int64)
 
-        with supplying(supply):
+        with supplying(supply), in_place(leaves) as memory:
             results, self.static = self.program(list(leaves))
         if self.seeds and not given:
             raise _DrawsSeeds
         computed: list[lazy.Tensor] = []
         for result in results:
             place = places.get(result.trace_tensor)
+            found = memory.found(result)
+            if place is None and found is not None:
+                place = places[found[0].trace_tensor]
+                self.written.add(-1 - place)
             if place is None:
                 place = places[result.trace_tensor] = len(computed)
                 computed.append(result)
             self.sources.append(place)
+        if memory.done:
+            computed.append(functools.reduce(operator.add, memory.done))
+        self.computes = bool(computed)
         return computed or [leaves[0]]

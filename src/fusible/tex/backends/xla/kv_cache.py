@@ -1,17 +1,23 @@
 """A cache of keys and values on lazy tensors: what is written to it, and what attention reads of it.
 
 Where things go is a tensor's business here, page tables and lengths alike: one program serves every step of as many new tokens. Lazy tensors are
-gathered from, never scattered to, so each place of the cache looks up whether a new token comes to it.
+gathered from, never scattered to, so each place of the cache looks up whether a new token comes to it. Within ``in_place`` the compiled kernels write
+to the cache as it is, which costs as much as the new tokens do.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fusible import lazy
+from fusible import cpp_extensions, lazy
 from fusible.lazy import Tensor
+from fusible.lazy.trace import TraceTensor
+from fusible.tex.backends.xla import native
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths
 from fusible.tex.backends.xla.token_layouts import in_rows, in_sequence
@@ -19,7 +25,51 @@ from fusible.tex.calls.attention import bounds, check_counts
 from fusible.tex.calls.attention_layout import Layout
 from fusible.tex.interface.declare import CallArguments
 
-__all__ = ["Apart", "gathered", "put"]
+__all__ = ["Apart", "Memory", "gathered", "in_place", "memory_of", "put"]
+
+
+class Memory:
+    """The inputs of a program to whose memory it may write, as eager execution does: caches that ``copy_to_kv_cache`` adds to.
+
+    ``done``: of each call that writes, a result that is there when it has written.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        # Objects of their own, since those that are given may be assigned to.
+        self._inputs = {x.trace_tensor: (Tensor.from_trace_tensor(x.trace_tensor), None) for x in inputs}
+        self._written: dict[TraceTensor, tuple[Tensor, Tensor]] = {}
+        self.done: list[Tensor] = []
+
+    def found(self, cache: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """The input in whose memory ``cache`` lies, and the result that its readers wait for; None of what is computed."""
+        return self._written.get(cache.trace_tensor) or self._inputs.get(cache.trace_tensor)
+
+    def write(self, cache: Tensor, memory: Tensor, done: Tensor) -> None:
+        """Let ``cache`` stand for what lies in ``memory`` when ``done`` is there; for readers that do not know of this, a copy from then on."""
+        cache.assign_(lazy.gather(memory, 0, lazy.iota((memory.shape[0],), 0, lazy.int32) + done))
+        self._written[cache.trace_tensor] = memory, done
+
+
+class _Local(threading.local):
+    memory: Memory | None = None
+
+
+_local = _Local()
+
+
+@contextmanager
+def in_place(inputs: Sequence[Tensor]) -> Iterator[Memory]:
+    """Let what this thread records write to the memory of a program's ``inputs``."""
+    former, _local.memory = _local.memory, Memory(inputs)
+    try:
+        yield _local.memory
+    finally:
+        _local.memory = former
+
+
+def memory_of(cache: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """``Memory.found`` of what is being recorded."""
+    return None if _local.memory is None else _local.memory.found(cache)
 
 
 @dataclass(frozen=True)
@@ -70,7 +120,33 @@ def gathered(pages: Tensor, table: Tensor, name: str, longest: int) -> Tensor:
 
 
 def put(call: CallArguments, name: str) -> None:
-    """``copy_to_kv_cache``: each place of the caches takes the new token that belongs there, or keeps what it has."""
+    """``copy_to_kv_cache``."""
+    caches = [memory_of(cache) for cache in (call.k_cache, call.v_cache)]
+    if name == "THD" and not call.is_non_paged and None not in caches and cpp_extensions.available and native.takes(call.k_cache):
+        _write(call, caches)
+    else:
+        _look_up(call, name)
+
+
+def _write(call: CallArguments, caches: Sequence[Any]) -> None:
+    """By the kernels, to the memory of the caches."""
+    (k, of_k), (v, of_v) = caches
+    new_k, new_v = (lazy.cast(new, call.k_cache.dtype) for new in (call.new_k, call.new_v))
+    new_lengths, cached_lengths = (lazy.cast(x, lazy.int32)[: call.b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))
+    table = lazy.cast(lazy.reshape(call.page_table, (-1,))[: call.b * call.max_pages_per_seq], lazy.int32)
+    tensors = {"new_k": new_k, "k_cache": k, "new_v": new_v, "v_cache": v, "table": lazy.reshape(table, (call.b, call.max_pages_per_seq))}
+    lengths = {"new_lengths": new_lengths, "cached_lengths": cached_lengths}
+    order = {"after_k": of_k, "after_v": of_v, "done": native.Result((1,), lazy.int32)}
+    done = native.call("copy_to_cache", {**tensors, **lengths, "paged": True, **order})["done"]
+    memory = _local.memory
+    assert memory is not None
+    memory.done.append(done)
+    memory.write(call.k_cache, k, done)
+    memory.write(call.v_cache, v, done)
+
+
+def _look_up(call: CallArguments, name: str) -> None:
+    """Each place of the caches takes the new token that belongs there, or keeps what it has."""
     b, size = call.b, call.k_cache.shape[1]
     starts, cached = (lazy.cast(x, lazy.int32)[: b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))
     first, count, end = starts[:-1], lengths(starts), lengths(cached)

@@ -32,10 +32,11 @@ XLA took 61 to 72, at 4,096 as long (a Xeon with two threads); products of 64 ro
 
 
 class Result(NamedTuple):
-    """A tensor that a native function writes."""
+    """A tensor that a native function writes, ``zeroed`` before where it writes to a part of it."""
 
     shape: Sequence[int]
     dtype: lazy.dtype
+    zeroed: bool = False
 
 
 def dtype_number(dtype: lazy.dtype) -> int:
@@ -93,5 +94,8 @@ def call(function: str, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
             operands.append(value)
             value = len(operands) - 1
         attributes.append((name, attribute_text(name, np.int64(value) if type(value) is int else value)))
+    zeroed = sum(1 << i for i, result in enumerate(results.values()) if result.zeroed)
+    if zeroed:
+        attributes.append(("zeroed", attribute_text("zeroed", np.int64(zeroed))))
     info = tuple((tuple(result.shape), result.dtype) for result in results.values())
     return dict(zip(results, record_all(Plugin(register(), info, tuple(sorted(attributes))), *operands), strict=True))
