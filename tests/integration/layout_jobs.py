@@ -400,6 +400,9 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_key_value_heads": 4, "num_local_experts": 4},
     "deepseek_v3": {**_LATENT, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2},
     "bert": {"architectures": ["BertModel"]},
+    "tied llama": {"model_type": "llama", "num_key_value_heads": 4, "tie_word_embeddings": True},
+    "tied mixtral": {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": 4, "tie_word_embeddings": True},
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 64},
 }
 
 
@@ -409,12 +412,14 @@ def models_of_families(rank: int) -> None:
     for name, more in _CONFIGS.items():
         config = {"model_type": name, **_SIZES, **more}
         for mesh in (along_tp(), mesh_of(("ep", dist.get_world_size()))):
-            if "ep" in (mesh.mesh_dim_names or ()) and name not in ("mixtral", "deepseek_v3"):
+            if "ep" in (mesh.mesh_dim_names or ()) and not more.keys() & {"num_local_experts", "n_routed_experts"}:
                 continue
             model, alone = (fusible.from_config(config, seed=3) for _ in range(2))
             found, wanted = parallelize(model, mesh)(local_batch(mesh, text)[0]), alone(text)
             own = local_batch(mesh, wanted)[0]
             assert (found - own).norm() <= 1e-5 * own.norm(), (name, mesh)
+            if name == "gpt2" or more.get("tie_word_embeddings"):
+                assert model.head.weight is model.embedding.weight
             if "ep" in (mesh.mesh_dim_names or ()):
                 continue
             if name != "bert":
@@ -429,11 +434,15 @@ def models_of_families(rank: int) -> None:
             assert gathered.keys() == of_alone.keys()
             for path, gradient in of_alone.items():
                 assert (gathered[path] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-6 * whole, (name, path)
-    for name in ("llama", "deepseek_v3"):
+    for name in ("llama", "deepseek_v3", "tied llama"):
         model, alone = (fusible.from_config({"model_type": name, **_SIZES, **_CONFIGS[name]}, seed=3) for _ in range(2))
-        found = parallelize(model, along_tp(), shared_output=True)(text)
-        own = alone(text).chunk(dist.get_world_size(), -1)[rank]
+        found, wanted = parallelize(model, along_tp(), shared_output=True)(text), alone(text)
+        own = wanted.chunk(dist.get_world_size(), -1)[rank]
         assert found.shape == own.shape and (found - own).norm() <= 1e-5 * own.norm(), name
+        for y in (found, wanted):
+            y.square().sum().backward()
+        gradient = gather_tensors(model, {"embedding.weight": model.embedding.weight.grad})["embedding.weight"]
+        assert (gradient - alone.embedding.weight.grad).norm() <= 1e-5 * gradient.norm(), name
     for cut in (lambda: nn.Identity(), lambda: fusible.Residual(nn.Identity(), fusible.Linear(16, 16))):
         torch.manual_seed(1)
         made = fusible.Sequential(fusible.Linear(8, 16), cut(), fusible.Linear(16, 8 * dist.get_world_size()))
@@ -443,24 +452,29 @@ def models_of_families(rank: int) -> None:
     counts = fusible.from_config({"model_type": "bert", **_SIZES, **_CONFIGS["bert"]})
     with pytest.raises(NotServedError, match="along 'cp': expected positions by which attention rotates, got those that a TokenEmbedding counts"):
         parallelize(counts, mesh_of(("cp", dist.get_world_size())))
-    tied = fusible.from_config({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 512, "n_positions": 64})
-    with pytest.raises(NotServedError, match="parameters that one module holds, got embedding.weight and head.weight as one"):
-        parallelize(tied, along_tp())
 
 
 def begins_on_meta(rank: int) -> None:
     """A model that nobody has ever held whole begins with the values that it begins with in one process."""
     world = dist.get_world_size()
-    for kind, dimensions in (("gqa", (("dp_shard", 1), ("tp", world))), ("mha", (("dp_shard", world), ("tp", 1))), ("moe", (("ep", world),))):
+    along_both = ("dp_shard", 1), ("tp", world)
+    for kind, tied, dimensions in (
+        ("gqa", False, along_both),
+        ("mha", True, along_both),
+        ("mha", False, (("dp_shard", world), ("tp", 1))),
+        ("moe", True, (("ep", world),)),
+    ):
         with torch.device("meta"):
             gpt = models.GPT(kind)
+        alone = models.model(kind)
+        for model in (gpt, alone) if tied else ():
+            model.body[-1].weight = model.embedding.weight
         mesh = mesh_of(*dimensions)
         parallelize(gpt, mesh)
         if "dp_shard" in mesh.mesh_dim_names:
             fully_shard(gpt, mesh=mesh["dp_shard"])
         torch.manual_seed(5)
         materialize(gpt)
-        alone = models.model(kind)
         torch.manual_seed(5)
         for module in alone.modules():
             if any(True for _ in module.parameters(recurse=False)):
@@ -500,8 +514,8 @@ def refusals(rank: int) -> None:
     odd = fusible.Sequential(linear(h, world + 1), fusible.GELU(), linear(world + 1, h))
     extra = fusible.Sequential(linear(h, h), te_ops.AddExtraInput(), linear(h, h))
     attends = fusible.Sequential(fusible.LayerNorm(3 * h), attention(2, h // 2), fusible.GELU())
-    tied = models.model("mha")
-    tied.body[-1].weight = tied.embedding.weight
+    tied = fusible.Sequential(fusible.LayerNorm(h), linear(h, h), fusible.GELU(), linear(h, h))  # one shares out its rows, the other its columns
+    tied[3].weight = tied[1].weight
     cases: list[tuple[Callable[[], Any], type[FusibleError], str]] = [
         (lambda: parallelize(linear(h, h), None), DTypeError, "the mesh of parallelize: expected a DeviceMesh, got a NoneType"),  # type: ignore[arg-type]
         (lambda: parallelize(linear(h, h), nameless), ArgumentError, "expected a name for each dimension, got none; name its dimensions"),
@@ -517,7 +531,7 @@ def refusals(rank: int) -> None:
         (_own(lambda: fusible.Sequential(shared, fusible.GELU(), shared)), ArgumentError, "modules that stand at one place, got .* at several"),
         (_own(lambda: attends, sequence_parallel=True), ArgumentError, "an op that computes each row from that row alone, got DotProductAttention"),
         (_own(lambda: extra, sequence_parallel=True), ArgumentError, "a model with sequence parallelism: expected no extra inputs"),
-        (_own(lambda: tied), NotServedError, "parameters that one module holds, got embedding.weight and body.* as one; give each module"),
+        (_own(lambda: tied), NotServedError, "parameters that all who hold one share out alike, got 1.weight and 3.weight as one; give each module"),
         (_own(lambda: nn.Sequential(nn.Linear(h, h), linear(h, h))), NotServedError, "Fusible's modules and torch.nn.Embedding, got a Linear"),
         (_own(lambda: linear(h, h, accumulate_into_main_grad=True)), NotServedError, r"got Linear\(accumulate_into_main_grad=True\)"),
         (_own(lambda: fusible.quantize_parameters(linear(h, h))), NotServedError, "expected parameters in high precision, got weight of Linear in 8"),

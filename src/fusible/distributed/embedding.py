@@ -1,4 +1,4 @@
-"""``AveragedEmbedding``: an embedding that processes with other tokens have alike."""
+"""``WholeEmbedding``: an embedding that all processes have alike."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import nn
 
 from fusible.pytorch.engine.shares import Share, localized
 
-__all__ = ["AveragedEmbedding"]
+__all__ = ["WholeEmbedding"]
 
 
-class AveragedEmbedding(nn.Embedding):
-    """``nn.Embedding`` whose weight is a ``DTensor`` that every process has whole, each for its own tokens: its gradient is a mean over them."""
+class WholeEmbedding(nn.Embedding):
+    """``nn.Embedding`` whose weight is a ``DTensor`` that every process has whole; ``share``: what becomes of its gradient."""
 
     share: Share
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusible.distributed.whole import check_untied, shard_tensors, whole_shapes
+from fusible.distributed.whole import shard_tensors, whole_shapes
 from fusible.errors import NotServedError, expected
 
 __all__ = ["materialize"]
@@ -19,10 +19,9 @@ def materialize(model: nn.Module, device: torch.device | str = "cpu") -> None:
 
     They are what ``reset_parameters`` of each of ``model.modules()`` draws in one process, in turn. Every process draws the same from torch's
     generator, which is in the same state in all, and keeps what it holds of it: beside its own share none has more at a time than the whole
-    parameters of one module. Raises ``NotServedError``, before anything is changed, where a module has parameters and no
-    ``reset_parameters``, where two modules hold one parameter, or where buffers are on the meta device, of which nothing says what they begin with.
+    parameters of one module. One that several modules hold stays one. Raises ``NotServedError``, before anything is changed, where a module has
+    parameters and no ``reset_parameters``, or where buffers are on the meta device, of which nothing says what they begin with.
     """
-    check_untied(model, "a model to materialize")
     holders = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
     for module in holders:
         if not hasattr(module, "reset_parameters"):
@@ -32,7 +31,11 @@ def materialize(model: nn.Module, device: torch.device | str = "cpu") -> None:
         if buffer.is_meta:
             do = "make it on a device that has memory"
             raise NotServedError(expected("buffers with values", of="a model to materialize", got=f"{name} on the meta device", do=do))
-    model.to_empty(device=device)
+    first: dict[int, tuple[nn.Module, str]] = {}
+    tied = [(module, name, first.setdefault(id(p), (module, name))) for module in holders for name, p in module._parameters.items() if p is not None]
+    model.to_empty(device=device)  # gives each module a parameter of its own
+    for module, name, (holder, of) in tied:
+        module._parameters[name] = holder._parameters[of]
     for module in holders:
         for name, value in _drawn(module, device).items():
             module._parameters[name].copy_(value)  # type: ignore[union-attr]

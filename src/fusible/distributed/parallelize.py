@@ -15,9 +15,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, Rewritten, expert_parallel, tensor_parallel
 from fusible.compute_pipeline import context_parallel as sequences_shared
-from fusible.distributed.embedding import AveragedEmbedding
+from fusible.distributed.embedding import WholeEmbedding
 from fusible.distributed.mesh import check_mesh, size_of
-from fusible.distributed.whole import check_untied
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import DispatchTokens, Op
@@ -47,6 +46,10 @@ class _Part:
     placement: Shard | Replicate
 
 
+_WHOLE, _VOCABULARY = (_Part("weight", None, placement) for placement in (Replicate(), Shard(0)))
+"""The ways in which the weight of an embedding is held."""
+
+
 @dataclass
 class _Changes:
     """What a module becomes."""
@@ -54,15 +57,25 @@ class _Changes:
     module: BaseModule
     ops: dict[Op, tuple[Rewritten, BoundOp]] = field(default_factory=dict)
 
+    def held(self) -> Iterator[tuple[Op, str, str, Holding]]:
+        """Each op, the name of a parameter that it takes, the module's name of that, and how it is held from now on. Buffers, which have no gradient
+        and are the same in all processes, are left out."""
+        for op, (made, bound) in self.ops.items():
+            for name, held in zip(op.arg_names, bound.parameters, strict=True):
+                if held not in self.module._buffers:
+                    yield op, name, held, made.holdings[name]
+
 
 @dataclass(frozen=True)
 class _Place:
-    """This process among those that share a model out along a dimension. ``factor``: what gradients are multiplied by, as of ``Share``."""
+    """This process among those that share a model out along a dimension. ``factor``: what gradients are multiplied by, as of ``Share``. ``laid_out``:
+    what became of parameters, by these, their lines and the placement: one that several modules hold stays one."""
 
     mesh: DeviceMesh
     process: Process
     group: Any
     factor: float = 1.0
+    laid_out: dict[tuple[int, tuple[int, int] | None, Shard | Replicate], nn.Parameter] = field(default_factory=dict)
 
 
 def parallelize(
@@ -72,7 +85,8 @@ def parallelize(
 
     ``mesh``: a ``DeviceMesh`` whose dimensions have torchtitan's names. Along ``tp`` processes share out the columns of Fusible's products, and heads
     of attention, between one norm or residual and the next (Shoeybi et al. 2019, arXiv:1909.08053); everything else is the same in all of them, and
-    embeddings share out their vocabulary. Along ``dp_replicate`` and ``dp_shard`` the model is left as it is: call ``fully_shard`` on it, or wrap it.
+    embeddings share out their vocabulary; one that has its weight from the product that computes the logits is held as that is. Along
+    ``dp_replicate`` and ``dp_shard`` the model is left as it is: call ``fully_shard`` on it, or wrap it.
     Along ``pp`` the model is this process's stage (``split_stages``).
 
     Along ``cp`` each process has its part of every sequence (``local_batch``), and ``context_parallel`` says how attention sees the others':
@@ -111,7 +125,6 @@ def parallelize(
 
 
 def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, shared_output: bool) -> None:
-    check_untied(model, "a parallelized model")
     process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
     for bound in _pipelines(model):
         if sequence_parallel and any(b.extras is not None and None in b.extras.inputs for b in bound):
@@ -124,10 +137,18 @@ def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, 
         return tensor_parallel([b.op for b in bound], process, group, sequence_parallel=sequence_parallel, shared_output=shared)
 
     changes = _changes(model, rewrite)
-    others = _embeddings(model)
-    _lay_out(model, changes, _Place(mesh, process, group))
-    for module in others:
+    held = {id(change.module._parameters[name]): _parts(name, holding, process) for change in changes for _, _, name, holding in change.held()}
+    embeddings = {module: _WHOLE if held.get(id(module.weight)) == [_WHOLE] else _VOCABULARY for module in _embeddings(model)}
+    _check_ties(model, changes, embeddings, process)
+    place = _Place(mesh, process, group)
+    _lay_out(model, changes, place)
+    for module, part in embeddings.items():
+        module.weight = weight = _laid_out(module.weight, part, place)
+        if part is _WHOLE:  # as what computes the logits has it: each process embeds all tokens, and finds the whole gradient
+            WholeEmbedding.take(module, Share.all_of("weight"))
+            continue
         parallelize_module(module, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate(), use_local_output=True))
+        module.weight = weight  # which the line before has wrapped in a parameter of its own
 
 
 def _share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -138,15 +159,16 @@ def _share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
     if not any(isinstance(b.op, DispatchTokens) for bound in _pipelines(model) for b in bound):
         do = "leave out the mesh's dimension ep"
         raise ArgumentError(expected("a MixtureOfExperts", of="a model that is parallelized along 'ep'", got="none", do=do))
-    check_untied(model, "a parallelized model")
     mesh = mesh["ep"]
     process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
     changes = _changes(model, lambda bound: expert_parallel([b.op for b in bound], process, group))
-    others = _embeddings(model)
-    _lay_out(model, changes, _Place(mesh, process, group, 1 / process.size))
-    for module in others:
-        module.weight = _laid_out(module.weight, _Part("weight", None, Replicate()), mesh)
-        AveragedEmbedding.take(module, Share(("weight",), (None,), (True,), group, 1 / process.size))
+    embeddings = dict.fromkeys(_embeddings(model), _WHOLE)
+    _check_ties(model, changes, embeddings, process)
+    place = _Place(mesh, process, group, 1 / process.size)
+    _lay_out(model, changes, place)
+    for module, part in embeddings.items():
+        module.weight = _laid_out(module.weight, part, place)
+        WholeEmbedding.take(module, Share(("weight",), (None,), (True,), group, 1 / process.size))
 
 
 def _embeddings(model: nn.Module) -> list[nn.Embedding]:
@@ -161,6 +183,20 @@ def _embeddings(model: nn.Module) -> list[nn.Embedding]:
             raise NotServedError(expected("Fusible's modules and torch.nn.Embedding", of="the parameters of a parallelized model", got=got, do=do))
         found.append(module)
     return found
+
+
+def _check_ties(model: nn.Module, changes: Sequence[_Changes], embeddings: Mapping[nn.Embedding, _Part], process: Process) -> None:
+    """Raise ``NotServedError`` where several modules hold one parameter of which they would have unlike shares: they would train apart."""
+    ways = {(id(module), "weight"): [part] for module, part in embeddings.items()}
+    ways |= {(id(change.module), held): _parts(held, holding, process) for change in changes for _, _, held, holding in change.held()}
+    first: dict[int, tuple[str, Any]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            place, way = f"{path}.{name}" if path else name, ways.get((id(module), name))
+            other, like = first.setdefault(id(parameter), (place, way))
+            if parameter is not None and like != way:
+                got, do = f"{other} and {place} as one", "give each module a parameter of its own"
+                raise NotServedError(expected("parameters that all who hold one share out alike", of="a parallelized model", got=got, do=do))
 
 
 def _lay_out(model: nn.Module, changes: Sequence[_Changes], place: _Place) -> None:
@@ -264,19 +300,16 @@ def _group_of(mesh: DeviceMesh) -> Any:
 def _writes(change: _Changes, place: _Place) -> list[Write]:
     """What is assigned to lay a module out: nothing is changed yet, but the processes exchange values."""
     module = change.module
-    parameters, shares, ops = dict(module._parameters), dict(module.shares), {}
-    for op, (made, bound) in change.ops.items():
-        local: dict[str, Any] = {}
-        for name, held in zip(op.arg_names, bound.parameters, strict=True):
-            if held in module._buffers:  # which has no gradient, and is the same in all processes
-                continue
-            parts = _parts(held, made.holdings[name], place.process)
-            whole = parameters.pop(held)
-            new = {part.name: _laid_out(whole, part, place.mesh) for part in parts}
-            parameters |= new
-            shares[held] = _share(parts, made.holdings[name], place)
-            local[name] = make_nvte_tensor(_shape_of(shares[held], new))
-        ops[op] = made.op.with_(**local) if local else made.op
+    parameters, shares = dict(module._parameters), dict(module.shares)
+    local: dict[Op, dict[str, Any]] = {op: {} for op in change.ops}
+    for op, name, held, holding in change.held():
+        parts = _parts(held, holding, place.process)
+        whole = parameters.pop(held)
+        new = {part.name: _laid_out(whole, part, place) for part in parts}
+        parameters |= new
+        shares[held] = _share(parts, holding, place)
+        local[op][name] = make_nvte_tensor(_shape_of(shares[held], new))
+    ops = {op: made.op.with_(**local[op]) if local[op] else made.op for op, (made, _) in change.ops.items()}
     attributes = {**module.exchanged(ops), "_parameters": parameters, "shares": shares}
     return [partial(vars(module).update, attributes)]
 
@@ -295,11 +328,14 @@ def _parts(name: str, holding: Holding, process: Process) -> list[_Part]:
     return found
 
 
-def _laid_out(whole: Any, part: _Part, mesh: DeviceMesh) -> nn.Parameter:
-    values = whole.detach() if part.lines is None else whole.detach()[slice(*part.lines)].clone()
-    made = nn.Parameter(distribute_tensor(values, mesh, [part.placement]), requires_grad=whole.requires_grad)
-    vars(made).update(vars(whole))
-    return made
+def _laid_out(whole: Any, part: _Part, place: _Place) -> nn.Parameter:
+    known = id(whole), part.lines, part.placement
+    if known not in place.laid_out:
+        values = whole.detach() if part.lines is None else whole.detach()[slice(*part.lines)].clone()
+        made = nn.Parameter(distribute_tensor(values, place.mesh, [part.placement]), requires_grad=whole.requires_grad)
+        vars(made).update(vars(whole))
+        place.laid_out[known] = made
+    return place.laid_out[known]
 
 
 def _share(parts: Sequence[_Part], holding: Holding, place: _Place) -> Share:

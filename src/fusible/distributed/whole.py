@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import distribute_tensor
 
-from fusible.errors import NotServedError, expected
 from fusible.pytorch.engine.scaling import with_largest_amaxes
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.modules.stateful import SCALING_STATES
@@ -33,7 +32,7 @@ def gather_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dic
 def shard_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inverse of ``gather_tensors``, for a model that may be laid out otherwise: by the names of its parameters what this process has of
     ``tensors``, laid out as they are. Tensors of no parameter, and numbers of one, are taken as they are. Nothing is sent."""
-    own, left = dict(model.named_parameters()), dict(tensors)
+    own, left = dict(model.named_parameters(remove_duplicate=False)), dict(tensors)
     for whole, parts in divisions(model).items():
         if whole in left:
             value, sizes = left.pop(whole), [own[part].shape[0] for part in parts]
@@ -49,18 +48,6 @@ def with_states_of_all(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
             begin = f"{prefix}.{SCALING_STATES}." if prefix else f"{SCALING_STATES}."
             found.update({name: with_largest_amaxes(found[name], module.amax_group) for name in found if name.startswith(begin)})
     return found
-
-
-def check_untied(model: nn.Module, of: str) -> None:
-    """Raise ``NotServedError`` where two modules of ``model`` hold one parameter: each would get one of its own, and they would train apart. ``of``:
-    what the model is to be."""
-    holders: dict[int, str] = {}
-    for path, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            place = f"{path}.{name}" if path else name
-            if parameter is not None and holders.setdefault(id(parameter), place) != place:
-                got, do = f"{holders[id(parameter)]} and {place} as one", "give each module a parameter of its own"
-                raise NotServedError(expected("parameters that one module holds", of=of, got=got, do=do))
 
 
 def whole_shapes(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:

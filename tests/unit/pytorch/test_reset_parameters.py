@@ -13,7 +13,7 @@ from torch import nn
 
 import fusible
 from fusible.distributed import materialize
-from fusible.errors import ArgumentError, NotServedError
+from fusible.errors import ArgumentError
 from fusible.pytorch.modules.base import BaseModule
 
 
@@ -67,16 +67,18 @@ def test_what_was_unpickled_begins_alike_where_its_function_can_be_pickled() -> 
         assert same(parameters(module), first), name
 
 
-def test_a_model_of_one_process_is_materialized_too_but_not_with_tied_parameters() -> None:
-    """torch's ``to_empty`` gives each module a parameter of its own: a tie would be gone without a word."""
-    with torch.device("meta"):
-        model, tied = (nn.Sequential(nn.Embedding(16, 8), fusible.Linear(8, 16)) for _ in range(2))
-        tied[1].weight = tied[0].weight
-    torch.manual_seed(3)
-    materialize(model)
-    torch.manual_seed(3)
-    wanted = nn.Embedding(16, 8), fusible.Linear(8, 16)
-    assert same(parameters(model), {f"{i}.{name}": p for i, module in enumerate(wanted) for name, p in parameters(module).items()})
-    with pytest.raises(NotServedError, match="a model to materialize: expected parameters that one module holds, got 0.weight and 1.weight as one"):
-        materialize(tied)
-    assert all(p.is_meta for p in tied.parameters())
+def test_a_model_of_one_process_is_materialized_too_and_tied_parameters_stay_so() -> None:
+    """Though torch's ``to_empty`` gives each module a parameter of its own."""
+    for tied in (False, True):
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Embedding(16, 8), fusible.Linear(8, 16))
+        if tied:
+            model[1].weight = model[0].weight
+        torch.manual_seed(3)
+        materialize(model)
+        torch.manual_seed(3)
+        wanted = nn.Sequential(nn.Embedding(16, 8), fusible.Linear(8, 16))
+        if tied:
+            wanted[0].weight = wanted[1].weight  # which was drawn last
+            assert model[1].weight is model[0].weight
+        assert same(parameters(model), parameters(wanted))
