@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import torch
 
@@ -93,23 +93,28 @@ class Served:
             raise NotServedError(
                 expected("a problem it serves", of=f"the {self.backend} backend's attention", got=f"one where {reason}", do="change that")
             )
-        _check_shapes(lay, [own_name(call, name) for name in ("Q", "K", "V")], q, k, v)
+        _check_shapes(lay, call)
         _check_sequences(lay, call, [*tables.values()])
         return lay
 
 
-def _check_shapes(lay: Layout, names: Sequence[str], q: TensorLike, k: TensorLike, v: TensorLike) -> None:
-    for name, x, dims in zip(names, (q, k, v), (lay.q, lay.kv, lay.kv), strict=True):
+def _check_shapes(lay: Layout, call: CallArguments) -> None:
+    q, k, v = call.Q, call.K, call.V
+
+    def refuse(argument: str, wanted: str) -> NoReturn:
+        of = f"{own_name(call, argument)} of attention"
+        raise ShapeError(expected(wanted, of=of, got=list(getattr(call, argument).shape), do="reshape it"))
+
+    for argument, x, dims in (("Q", q, lay.q), ("K", k, lay.kv), ("V", v, lay.kv)):
         if x.ndim != len(dims):
-            raise ShapeError(expected(f"[{', '.join(dims.lower())}]", of=f"{name} of attention", got=list(x.shape), do="reshape it"))
+            refuse(argument, f"[{', '.join(dims.lower())}]")
     groups = k.shape[lay.kv.index("H")]
-    for name, x, fits, wanted in (
-        (names[1], k, q.shape[-1] == k.shape[-1], f"the width of {names[0]}, {q.shape[-1]}"),
-        (names[2], v, k.shape[:-1] == v.shape[:-1], f"the tokens and heads of {names[1]}, {list(k.shape[:-1])}"),
-        (names[0], q, not q.shape[lay.q.index("H")] % groups, f"heads that are a multiple of the {groups} of {names[1]}"),
-    ):
-        if not fits:
-            raise ShapeError(expected(wanted, of=f"{name} of attention", got=list(x.shape), do="reshape it"))
+    if q.shape[-1] != k.shape[-1]:
+        refuse("K", f"the width of {own_name(call, 'Q')}, {q.shape[-1]}")
+    if k.shape[:-1] != v.shape[:-1]:
+        refuse("V", f"the tokens and heads of {own_name(call, 'K')}, {list(k.shape[:-1])}")
+    if q.shape[lay.q.index("H")] % groups:
+        refuse("Q", f"heads that are a multiple of the {groups} of {own_name(call, 'K')}")
 
 
 def _check_sequences(lay: Layout, call: CallArguments, tables: Sequence[Any]) -> None:

@@ -143,6 +143,10 @@ class GemmBySteps(GEMM):
     """``(A, transA, B, transB, output_dtype, bias, gelu, grad)``: what ``_gemm`` would give where that takes none of its steps, else None: asked
     before anything is checked, with no D, quantizer, alpha or beta."""
 
+    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> tuple[Any, Any, Any] | None:
+        """As ``_gemm_at_once``, for what is added to D and no more."""
+        return None
+
     def _gemm(
         self, job: GemmJob[Any], bias: TensorLike | None, bias_type: DTypeLike | None, gelu: bool, gelu_in: TensorLike | None, grad: bool
     ) -> tuple[Any, Any, Any]:
@@ -172,9 +176,13 @@ class GemmBySteps(GEMM):
         alpha: float = 1.0,
         beta: float | None = None,
     ) -> list[Any]:
-        if self._gemm_at_once is not None and quantizer is None and D is None and alpha == 1.0 and not accumulate and not beta:
-            done = self._gemm_at_once(A, transA, B, transB, output_dtype, bias, gelu, grad)
-            if done is not None and comm_overlap is None:
+        if self._gemm_at_once is not None and quantizer is None and alpha == 1.0 and comm_overlap is None:
+            done = None
+            if D is None and not accumulate and not beta:
+                done = self._gemm_at_once(A, transA, B, transB, output_dtype, bias, gelu, grad)
+            elif D is not None and accumulate and beta in (None, 1.0) and output_dtype is None and bias is None and not gelu and not grad:
+                done = self._gemm_added_at_once(A, transA, B, transB, D)
+            if done is not None:
                 return [*done, extra_output]
         if comm_overlap is not None:
             of = f"the {self.NAME} backend's generic_gemm"

@@ -32,6 +32,8 @@ def _extent(x: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first byte of a tensor and of what follows the last."""
     if not x.numel():
         return 0, 0
+    if x.is_contiguous():
+        return x.data_ptr(), x.data_ptr() + x.nbytes
     elements = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + elements * x.element_size()
 

@@ -115,7 +115,7 @@ def check_no_inner_overlap(x: Tensor, of: str) -> None:
 
 def overlaps_itself(x: Tensor) -> bool:
     """Whether elements of a dense tensor share memory: an expanded one, or windows that overlap. Of strides that do not nest that is assumed."""
-    if not x.numel():
+    if not x.numel() or x.is_contiguous():
         return False
     reach = 1
     for stride, length in sorted((stride, length) for stride, length in zip(x.stride(), x.shape, strict=True) if length > 1):

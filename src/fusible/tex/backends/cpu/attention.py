@@ -145,7 +145,7 @@ def _lengths(lay: Layout, call: CallArguments) -> tuple[Tensor | None, Tensor | 
     if not flat and int(call.attn_mask_type) not in PADDING:
         return None, None, None, None
     q, kv = (int32(bounds(x, side), f"cu_seqlens_{side} of attention") for side, x in (("q", call.cu_seqlens_q), ("kv", call.cu_seqlens_kv)))
-    check_counts(len(q) - 1, len(kv) - 1)
+    check_counts(q.shape[0] - 1, kv.shape[0] - 1)
     starts_q, starts_kv = (
         None if x is None or not flat else int32(x, f"cu_seqlens_{side}_padded of attention")
         for side, x in (("q", call.cu_seqlens_q_padded), ("kv", call.cu_seqlens_kv_padded))

@@ -24,6 +24,7 @@ from fusible.tex.protocol import accumulator, check_same_device, to_torch
 __all__ = ["GemmKernels"]
 
 _HALF = frozenset({torch.bfloat16, torch.float16})
+_WIDE = frozenset({torch.float32, torch.float64})
 _FLOATING = frozenset({torch.float32, torch.float64, *_HALF})
 _PLAIN = (Tensor, torch.nn.Parameter)
 _Job = GemmJob[torch.dtype]
@@ -36,13 +37,12 @@ def _at_once(
     if type(A) not in _PLAIN or type(B) not in _PLAIN:
         return None
     dtype = A.dtype
-    if A.dim() != 2 or B.dim() != 2 or B.dtype is not dtype or dtype not in _FLOATING or not ((A.is_cpu and B.is_cpu) or A.device == B.device):
+    if B.dtype is not dtype or dtype not in _FLOATING or not ((A.is_cpu and B.is_cpu) or A.device == B.device):
         return None
     if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
         return None
-    columns, depth = A.shape if transA else (A.size(1), A.size(0))
-    depth_of_b, rows = B.shape if transB else (B.size(1), B.size(0))
-    if depth_of_b != depth or not (depth and columns and rows):
+    rows, columns = _result_of(A, transA, B, transB)
+    if not (columns and rows):
         return None
     if grad:
         return (_matrix_product(A, transA, B, transB, None), None if bias is None else _row_sum_of(B, dtype), None) if not gelu else None
@@ -54,10 +54,30 @@ def _at_once(
     return (POINTWISE["gelu"].f(result), None, result) if dtype is torch.float32 else None
 
 
+def _result_of(A: Tensor, transA: bool, B: Tensor, transB: bool) -> tuple[int, int]:
+    """The shape of the product of two matrices that fit and have elements, else ``(0, 0)``."""
+    if A.dim() != 2 or B.dim() != 2:
+        return 0, 0
+    columns, depth = A.shape if transA else (A.size(1), A.size(0))
+    depth_of_b, rows = B.shape if transB else (B.size(1), B.size(0))
+    return (rows, columns) if depth_of_b == depth and depth else (0, 0)
+
+
 class GemmKernels(TorchKernels, GemmFormulas):
     _gemm_types = GemmTypes(_FLOATING, nominal, to_torch)
     _gemm_at_once = staticmethod(_at_once)
     _gelu = POINTWISE["gelu"]
+
+    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> tuple[Any, Any, Any] | None:
+        if type(A) not in _PLAIN or type(B) not in _PLAIN or type(D) not in _PLAIN:
+            return None
+        if not (A.dtype is B.dtype is D.dtype and A.dtype in _WIDE and A.is_cpu and B.is_cpu and D.is_cpu and D.is_contiguous()):
+            return None
+        rows, columns = _result_of(A, transA, B, transB)
+        if not (rows and columns) or D.shape != (rows, columns):
+            return None
+        check_disjoint(D, (A, B), "D of generic_gemm")
+        return D.addmm_(B.t() if transB else B, A.t() if transA else A), None, None
 
     def _gemm(self, job: _Job, bias: Tensor | None, bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool) -> tuple[Any, Any, Any]:
         A, B, D = job.A, job.B, job.D
