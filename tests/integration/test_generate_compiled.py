@@ -85,13 +85,13 @@ def _elsewhere(x: torch.Tensor) -> torch.Tensor:
 
 def test_tokens_are_written_to_the_cache_as_it_lies() -> None:
     """Also to one that begins where XLA takes no memory; and what soft caps refuse the kernels reads it after that."""
-    results = {}
-    for cap in (None, 0.5):
+    results: dict[Any, torch.Tensor] = {}
+    for cap, page_size in ((None, 20), (0.5, 20), (0.5, None)):
         for executor in ("eager", "xla", "moved"):
             torch.manual_seed(0)
             attention = fusible.GroupedQuerySelfAttention(HIDDEN, HEADS, HEADS, soft_cap=cap)
             block = fusible.Sequential(fusible.Linear(HIDDEN, 3 * HIDDEN), attention, fusible.Linear(HIDDEN, HIDDEN))
-            cache, x = KVCache(1, 300, page_size=20, dtype=torch.float32), torch.randn(40, HIDDEN)
+            cache, x = KVCache(1, 300, page_size=page_size, dtype=torch.float32), torch.randn(40, HIDDEN)
             block = block.compile("eager" if executor == "eager" else "xla")
             found = []
             with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.nvte import Tensor, is_quantized_type, take_apart
 from fusible.ops import Op
 from fusible.pytorch.engine.weights import stored_type
@@ -46,19 +46,19 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recip
     quantizer = _quantizer(fp8_dtype, recipe)
     done: dict[int, nn.Parameter] = {}
     writes: list[Write] = []  # made at once: an interrupt finds all weights in 8 bits or none
-    modules = [module for module in model.modules() if isinstance(module, BaseModule)]
+    modules = {module: path for path, module in model.named_modules() if isinstance(module, BaseModule)}
     for module in modules:
         module.forget_plans()
-    for module in modules:
+    for module, path in modules.items():
         changed: dict[Op, Op] = {}
         for bound in module.local_ops():
             for name, parameter_name in zip(bound.op.arg_names, bound.parameters, strict=True):
                 asked = bound.op.type_of(name)
-                parameter = module._parameters[parameter_name]
+                parameter = module._parameters.get(parameter_name)  # none of a buffer
                 if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, QuantizedTensor):
                     continue
                 if id(parameter) not in done:
-                    done[id(parameter)] = _quantized(parameter, quantizer)
+                    done[id(parameter)] = _quantized(parameter, quantizer, f"{path}.{parameter_name}" if path else parameter_name)
                 held = done[id(parameter)]
                 writes.append(partial(module._parameters.__setitem__, parameter_name, held))
                 changed[bound.op] = changed.get(bound.op, bound.op).with_(**{name: Tensor(held, stored_type(held))})
@@ -92,6 +92,9 @@ def _quantizer(fp8_dtype: DType, recipe: Recipe | None) -> Quantizer:
     return quantizer.with_usages(rowwise=True, columnwise=False)
 
 
-def _quantized(parameter: torch.Tensor, quantizer: Quantizer) -> nn.Parameter:
-    with torch.no_grad():
-        return nn.Parameter(quantizer(parameter), requires_grad=False)
+def _quantized(parameter: torch.Tensor, quantizer: Quantizer, name: str) -> nn.Parameter:
+    try:
+        with torch.no_grad():
+            return nn.Parameter(quantizer(parameter), requires_grad=False)
+    except ShapeError as error:
+        raise ShapeError(f"{name}: {error}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from typing import Any
@@ -206,6 +205,6 @@ class _Recorded:
                 computed.append(result)
             self.sources.append(place)
         if memory.done:
-            computed.append(functools.reduce(operator.add, memory.done))
+            computed.append(functools.reduce(lambda a, b: a + b, memory.done))
         self.computes = bool(computed)
         return computed or [leaves[0]]

@@ -45,8 +45,9 @@ class Memory:
         return self._written.get(cache.trace_tensor) or self._inputs.get(cache.trace_tensor)
 
     def write(self, cache: Tensor, memory: Tensor, done: Tensor) -> None:
-        """Let ``cache`` stand for what lies in ``memory`` when ``done`` is there; for readers that do not know of this, a copy from then on."""
-        cache.assign_(lazy.gather(memory, 0, lazy.iota((memory.shape[0],), 0, lazy.int32) + done))
+        """Let ``cache`` stand for what lies in ``memory`` when ``done`` is there; for readers that do not know of this, a copy that is made then."""
+        copy = {"src": memory, "after": done, "dst": native.Result(memory.shape, memory.dtype)}
+        cache.assign_(native.call("copy", copy)["dst"])
         self._written[cache.trace_tensor] = memory, done
 
 
@@ -120,24 +121,23 @@ def gathered(pages: Tensor, table: Tensor, name: str, longest: int) -> Tensor:
 
 
 def put(call: CallArguments, name: str) -> None:
-    """``copy_to_kv_cache``."""
-    caches = [memory_of(cache) for cache in (call.k_cache, call.v_cache)]
-    if name == "THD" and not call.is_non_paged and None not in caches and cpp_extensions.available and native.takes(call.k_cache):
-        _write(call, caches)
+    """``copy_to_kv_cache``. To memory that has been written no more is: what reads it after the first time would have to be waited for."""
+    k, v = (memory_of(cache) for cache in (call.k_cache, call.v_cache))
+    served = name == "THD" and not call.is_non_paged and cpp_extensions.available and native.takes(call.k_cache)
+    if served and k is not None and v is not None and k[1] is None and v[1] is None:
+        _write(call, k[0], v[0])
     else:
         _look_up(call, name)
 
 
-def _write(call: CallArguments, caches: Sequence[Any]) -> None:
+def _write(call: CallArguments, k: Tensor, v: Tensor) -> None:
     """By the kernels, to the memory of the caches."""
-    (k, of_k), (v, of_v) = caches
     new_k, new_v = (lazy.cast(new, call.k_cache.dtype) for new in (call.new_k, call.new_v))
     new_lengths, cached_lengths = (lazy.cast(x, lazy.int32)[: call.b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))
     table = lazy.cast(lazy.reshape(call.page_table, (-1,))[: call.b * call.max_pages_per_seq], lazy.int32)
     tensors = {"new_k": new_k, "k_cache": k, "new_v": new_v, "v_cache": v, "table": lazy.reshape(table, (call.b, call.max_pages_per_seq))}
     lengths = {"new_lengths": new_lengths, "cached_lengths": cached_lengths}
-    order = {"after_k": of_k, "after_v": of_v, "done": native.Result((1,), lazy.int32)}
-    done = native.call("copy_to_cache", {**tensors, **lengths, "paged": True, **order})["done"]
+    done = native.call("copy_to_cache", {**tensors, **lengths, "paged": True, "done": native.Result((1,), lazy.int32)})["done"]
     memory = _local.memory
     assert memory is not None
     memory.done.append(done)
