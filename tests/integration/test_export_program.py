@@ -54,9 +54,12 @@ def test_an_encoder_is_a_program_of_any_size(name: str, tmp_path: Path) -> None:
     assert not any("fusible" in str(node.target) for node in program.graph.nodes)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", *(pytest.param(name, marks=pytest.mark.slow) for name in FORMATS if name != "nvfp4")])
-def test_weights_stay_in_their_format(name: str, tmp_path: Path) -> None:
-    model = from_pretrained(saved("llama", tmp_path), FORMATS[name], dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("llama", "nvfp4"), ("mixtral", "mxfp8"), *(pytest.param("llama", name, marks=pytest.mark.slow) for name in FORMATS if name != "nvfp4")],
+)
+def test_weights_stay_in_their_format(family: str, name: str, tmp_path: Path) -> None:
+    model = from_pretrained(saved(family, tmp_path), FORMATS[name], dtype=torch.float32)
     before, parameters = model(OTHER_SIZES[0]), dict(model.named_parameters())
     program = export_program(model)
     _check(program, model)

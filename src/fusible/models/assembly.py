@@ -143,6 +143,15 @@ class Read:
                 self.checkpoint.release(name)
         return made
 
+    def quantized(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> list[torch.Tensor] | None:
+        found: list[torch.Tensor] = []
+        for of_one in names:
+            joined = self.weights(of_one, [shape] * len(of_one))
+            if len(joined) > 1 or not isinstance(joined[0], QuantizedTensor):
+                return None
+            found += joined
+        return found
+
     def held(self, module: nn.Module) -> nn.Module:
         if self.recipe is not None:
             quantize_parameters(module, recipe=self.recipe)
@@ -203,6 +212,9 @@ class Seeded:
 
     def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
         return self._drawn((len(names), len(names[0]) * shape[0], shape[1]))
+
+    def quantized(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> list[torch.Tensor] | None:
+        return None
 
     def held(self, module: nn.Module) -> nn.Module:
         return module

@@ -14,6 +14,7 @@ from fusible.models.gated_sum import GatedSum
 from fusible.models.latent_attention import MultiHeadLatentAttention
 from fusible.models.parallel_residual import ParallelResidual
 from fusible.models.side_by_side import SideBySide
+from fusible.pytorch.quantized_parameters import hold_parameters
 
 __all__ = [
     "Activation",
@@ -58,6 +59,10 @@ class Weights(Protocol):
 
     def stack(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> torch.Tensor:
         """``[len(names), rows, columns]``: for each of ``names`` its matrices of ``shape``, one on top of the other; of quantized ones the values."""
+        ...
+
+    def quantized(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> list[torch.Tensor] | None:
+        """For each of ``names`` its matrices of ``shape``, one on top of the other, where they are quantized and stay so; None else."""
         ...
 
     def held(self, module: nn.Module) -> nn.Module:
@@ -305,22 +310,27 @@ class Experts:
     def made(self, weights: Weights) -> nn.Module:
         options = {"activation": self.activation, "normalized": self.normalized, "param_dtype": weights.dtype, "device": "meta", **self.options}
         module = pytorch.MixtureOfExperts(self.features, self.inner, self.count, self.top_k, expert_bias=self.bias is not None, **options)
-        numbers = range(self.count)
-        tensors = {
-            "router_weight": weights.values(f"{self.router}.weight", (self.count, self.features), dtype=self.options.get("router_dtype")),
-            "up_weight": weights.stack([[f"{name.format(i)}.weight" for name in self.up] for i in numbers], (self.inner, self.features)),
-            "down_weight": weights.stack([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
-        }
+        tensors = {"router_weight": weights.values(f"{self.router}.weight", (self.count, self.features), dtype=self.options.get("router_dtype"))}
         if self.bias is not None:
             tensors["expert_bias"] = weights.vector([self.bias], [self.count], dtype=torch.float32)
-        module.load_state_dict(tensors, assign=True)
-        return module
+        numbers = range(self.count)
+        matrices = {
+            "up_weight": ([[f"{name.format(i)}.weight" for name in self.up] for i in numbers], (self.inner, self.features)),
+            "down_weight": ([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
+        }
+        quantized = {name: weights.quantized(*of) for name, of in matrices.items()}
+        if None in quantized.values():
+            tensors |= {name: weights.stack(*of) for name, of in matrices.items()}
+        else:
+            hold_parameters(module, {f"{name}{i}": matrix for name, each in quantized.items() for i, matrix in enumerate(each or ())})
+        module.load_state_dict(tensors, assign=True, strict=False)
+        return weights.held(module)
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{self.router}.weight", module.router_weight
         if self.bias is not None:
             yield self.bias, module.expert_bias
-        for i, (up, down) in enumerate(zip(module.up_weight, module.down_weight, strict=True)):
+        for i, (up, down) in enumerate(module.expert_weights()):
             yield from ((f"{name.format(i)}.weight", part) for name, part in zip(self.up, up.split(self.inner), strict=True))
             yield f"{self.down.format(i)}.weight", down
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.nvte import Tensor, is_quantized_type, take_apart
 from fusible.ops import Op
+from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule
 from fusible.quantized import (
@@ -25,7 +27,7 @@ from fusible.quantized import (
 from fusible.tex import DType
 from fusible.tex.calls.transaction import Write, run
 
-__all__ = ["parameter_bytes", "quantize_parameters"]
+__all__ = ["hold_parameters", "parameter_bytes", "quantize_parameters"]
 
 M = TypeVar("M", bound=nn.Module)
 _WEIGHT = QuantizerRole("linear", "weight")
@@ -45,27 +47,46 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recip
     """
     quantizer = _quantizer(fp8_dtype, recipe)
     done: dict[int, nn.Parameter] = {}
-    writes: list[Write] = []  # made at once: an interrupt finds all weights in 8 bits or none
     modules = {module: path for path, module in model.named_modules() if isinstance(module, BaseModule)}
     for module in modules:
         module.forget_plans()
-    for module, path in modules.items():
-        changed: dict[Op, Op] = {}
-        for bound in module.local_ops():
-            for name, parameter_name in zip(bound.op.arg_names, bound.parameters, strict=True):
-                asked = bound.op.type_of(name)
-                parameter = module._parameters.get(parameter_name)  # none of a buffer
-                if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, QuantizedTensor):
-                    continue
-                if id(parameter) not in done:
-                    done[id(parameter)] = _quantized(parameter, quantizer, f"{path}.{parameter_name}" if path else parameter_name)
-                held = done[id(parameter)]
-                writes.append(partial(module._parameters.__setitem__, parameter_name, held))
-                changed[bound.op] = changed.get(bound.op, bound.op).with_(**{name: Tensor(held, stored_type(held))})
-        if changed:
-            writes.append(partial(vars(module).update, module.exchanged(changed)))
-    run(writes)
+
+    def held(name: str, parameter: torch.Tensor) -> nn.Parameter:
+        if id(parameter) not in done:
+            done[id(parameter)] = _quantized(parameter, quantizer, name)
+        return done[id(parameter)]
+
+    # Made at once: an interrupt finds all weights in 8 bits or none.
+    run([write for module, path in modules.items() for write in _writes(module, f"{path}." if path else "", held)])
     return model
+
+
+def hold_parameters(module: BaseModule, quantized: Mapping[str, torch.Tensor]) -> None:
+    """Let ``module`` hold ``quantized``, by name, in the place of the weights of its products; for inference."""
+    module.forget_plans()
+    run(_writes(module, "", lambda name, _: nn.Parameter(quantized[name], requires_grad=False)))
+
+
+def _writes(module: BaseModule, begin: str, held: Callable[[str, torch.Tensor], nn.Parameter]) -> list[Write]:
+    """What is assigned for ``module`` to hold ``held(name, weight)`` in the place of each weight of a product that is not quantized yet; of several
+    that are one parameter each by itself. ``begin``: of the names."""
+    apart, changed, found = module.apart(), dict[Op, Op](), dict[str, nn.Parameter]()
+    parameters: Mapping[str, Any] = apart.get("_parameters", module._parameters)
+    bound: Sequence[BoundOp] = apart.get("_bound", module.local_ops())
+    for op, names in ((b.op, b.parameters) for b in bound):
+        for name, own in zip(op.arg_names, names, strict=True):
+            asked, parameter = op.type_of(name), parameters.get(own)  # a buffer is no parameter
+            if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, QuantizedTensor):
+                continue
+            made = found[own] = held(f"{begin}{own}", parameter)
+            changed[op] = changed.get(op, op).with_(**{name: Tensor(made, stored_type(made))})
+    if not apart:
+        writes: list[Write] = [partial(module._parameters.__setitem__, own, made) for own, made in found.items()]
+        return [*writes, partial(vars(module).update, module.exchanged(changed))] if changed else []
+    apart["_parameters"] = {**parameters, **found}
+    apart["_bound"] = tuple(b._replace(op=changed.get(b.op, b.op)) for b in bound)
+    apart["_ops"] = tuple(b.op for b in apart["_bound"])
+    return [partial(vars(module).update, apart)]
 
 
 def parameter_bytes(model: nn.Module) -> int:

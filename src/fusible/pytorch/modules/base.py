@@ -113,6 +113,10 @@ class BaseModule(StatefulModule, ChainPart):
         bound = tuple(b._replace(op=ops.get(b.op, b.op)) for b in self._bound)
         return {"_ops": tuple(ops.get(op, op) for op in self._ops), "_bound": bound}
 
+    def apart(self) -> dict[str, Any]:
+        """The module's attributes with a parameter for each of several matrices that it holds as one, if there are such; else nothing."""
+        return {}
+
     def forward(
         self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None, *, extra_inputs: Sequence[torch.Tensor] = ()
     ) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ class MixtureOfExperts(BaseModule):
     The experts of a token are those of the largest logits ``x @ router_weight.T``, and ``p`` is the softmax over these (Shazeer et al. 2017,
     arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088), or, not ``normalized``, theirs of the softmax over all logits. No token is dropped. Takes
     fp32, bf16 and fp16, and no fp64. Parameters: ``router_weight [experts, features]``; ``up_weight [experts, inner, features]``, twice ``inner`` for
-    a gated ``activation``; ``down_weight [experts, features, inner]``; no biases.
+    a gated ``activation``; ``down_weight [experts, features, inner]``; no biases. In 8 bits (``quantize_parameters``) each expert has its own,
+    ``up_weight0`` and so on.
 
     ``activation``: the name of one of ``tex.activations``, as ``"gelu"`` or ``"swiglu"``. ``weight_init_method`` fills a matrix and returns it, of
     each expert by itself; the default is that of ``nn.Linear``. Each expert's products are quantized by themselves, and the router's never are.
@@ -93,6 +95,29 @@ class MixtureOfExperts(BaseModule):
             ops.CombineTokens(),
         )
         self.reset_parameters()
+
+    def apart(self) -> dict[str, Any]:
+        """See ``BaseModule``: ``up_weight0``, ``down_weight0`` and so on, views of what is one."""
+        if "up_weight" not in self._parameters:
+            return {}
+        parameters, bound, methods = dict(self._parameters), list(self._bound), dict(self.init_methods)
+        init = methods["router_weight"]
+        for place, b in enumerate(self._bound):
+            if not isinstance(b.op, ops.GroupedMMT):
+                continue
+            (name,) = b.parameters
+            whole: Any = parameters.pop(name)
+            each = {f"{name}{i}": nn.Parameter(part, whole.requires_grad) for i, part in enumerate(whole.detach())}
+            product = ops.GroupedMMT(self.experts, [make_nvte_tensor(part) for part in each.values()]).with_(side_inputs=b.op.side_inputs)
+            parameters, bound[place] = parameters | each, b._replace(op=product, parameters=tuple(each))
+            methods = {key: method for key, method in methods.items() if key != name} | dict.fromkeys(each, init)
+        return {"_parameters": parameters, "_ops": tuple(b.op for b in bound), "_bound": tuple(bound), "init_methods": methods}
+
+    def expert_weights(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What each expert multiplies with: ``[inner, features]``, twice ``inner`` for a gated activation, and ``[features, inner]``."""
+        if "up_weight" in self._parameters:
+            return zip(self.up_weight, self.down_weight, strict=True)
+        return ((self.get_parameter(f"up_weight{i}"), self.get_parameter(f"down_weight{i}")) for i in range(self.experts))
 
     def extra_repr(self) -> str:
         sizes = f"features={self.features}, inner_features={self.inner_features}"
