@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.calls.empty_quantized import empty_quantized
 from fusible.tex.calls.gemm import GemmShape, GemmTypes, gemm_shape
-from fusible.tex.calls.grouped import check_list_lengths
+from fusible.tex.calls.grouped import check_list_lengths, is_grouped, members
 from fusible.tex.formats import is_quantized, logical_shape, nominal
 from fusible.tex.interface.arguments import DTypeLike
 from fusible.tex.interface.declare import CallArguments
-from fusible.tex.protocol import check_same_device, check_shape, to_torch
+from fusible.tex.protocol import accumulator, check_same_device, check_shape, to_torch
 
-__all__ = ["Problem", "bare_key", "check_problems", "problems_of", "solve"]
+__all__ = ["Problem", "bare_key", "multiply_groups", "problems_of", "solve"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 _TYPES = GemmTypes(_FLOATING, nominal, to_torch)
@@ -195,3 +196,74 @@ def _generic(gemm: Callable[..., list[Any]], problem: Problem, transa: bool, tra
         bias.copy_(bias_grad.view(bias.shape))
     if pre_gelu is not None and problem.pre_gelu is not None:
         problem.pre_gelu.copy_(pre_gelu.view(problem.pre_gelu.shape))
+
+
+def multiply_groups(call: CallArguments, compute: Callable[[list[Problem], list[GemmShape]], None]) -> None:
+    """Write to D the products of a call of ``te_general_grouped_gemm_for_grouped_tensor``, by ``compute(problems, shapes)``. Any of A, B and D may be
+    a list of tensors instead."""
+    a, b, d = (_members(x, name) for name, x in (("A", call.A), ("B", call.B), ("D", call.D)))
+    if not len(a) == len(b) == len(d):
+        got = f"{len(a)}, {len(b)} and {len(d)}"
+        raise ArgumentError(expected("equally many members", of="A, B and D of a grouped GEMM", got=got, do="describe the same problems"))
+    alphas, betas = _factors(call.alpha, len(a), "alpha"), _factors(call.beta, len(a), "beta")
+    problems = [Problem(*three, alpha=first, beta=second) for *three, first, second in zip(a, b, d, alphas, betas, strict=True)]
+    shapes = check_problems(problems, call.transa, call.transb, False)
+    rows, factors = _biases(call.bias, shapes), _row_factors(call.bias_scale, call.bias, shapes)
+    compute(problems, shapes)
+    for place, shape, row, factor in zip(d, shapes, rows, factors, strict=True):
+        if row is not None and not shape.empty:
+            _add_bias(place, row, factor)
+
+
+def _members(x: Any, name: str) -> list[Any]:
+    if isinstance(x, (list, tuple)):
+        return [*x]
+    if not is_grouped(x):
+        raise DTypeError(expected("a grouped tensor or a list", of=f"{name} of a grouped GEMM", got=type(x).__qualname__, do="group it"))
+    return members(x, empty_quantized, bare=True)
+
+
+def _factors(values: Any, count: int, name: str) -> list[float]:
+    """One number per problem of an fp32 ``[1]`` or ``[count]``."""
+    if values.numel() not in (1, count):
+        check_shape(values, (count,), f"{name} of a grouped GEMM")
+    found = values.reshape(-1).tolist()
+    return found * count if len(found) == 1 else found
+
+
+def _biases(bias: Any, shapes: Sequence[GemmShape]) -> Sequence[Any]:
+    """A row for each product, or None for each."""
+    if bias is None or not shapes:
+        return [None] * len(shapes)
+    rows = bias.rowwise_data if is_grouped(bias) else bias
+    if rows.numel() % len(shapes):
+        raise ShapeError(expected(f"{len(shapes)} rows", of="bias of a grouped GEMM", got=f"{rows.numel()} numbers", do="pass one row per problem"))
+    found = rows.reshape(len(shapes), -1).unbind()
+    for row, shape in zip(found, shapes, strict=True):
+        if len(row) != shape.columns:
+            check_shape(row, (shape.columns,), "bias of a grouped GEMM")
+    return found
+
+
+def _row_factors(bias_scale: Any, bias: Any, shapes: Sequence[GemmShape]) -> Sequence[Any]:
+    """The entries of ``bias_scale`` for each product's rows, or None for each."""
+    if bias_scale is None:
+        return [None] * len(shapes)
+    if bias is None:
+        raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
+    rows = [shape.rows for shape in shapes]
+    if bias_scale.numel() < sum(rows):
+        check_shape(bias_scale, (sum(rows),), "bias_scale of a grouped GEMM")
+    return bias_scale.reshape(-1)[: sum(rows)].split(rows)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(accumulator(x.dtype))
+
+
+def _add_bias(place: Tensor, row: Tensor, factor: Tensor | None) -> None:
+    """``place += factor[:, None] * row``: the product that is rounded already is read, and the sum rounded once more."""
+    if factor is None:
+        place.add_(row)
+    else:
+        place.copy_(torch.addcmul(_wide(place), factor.view(*place.shape[:-1], 1), _wide(row)))

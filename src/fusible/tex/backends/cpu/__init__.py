@@ -13,8 +13,9 @@ from fusible.tex.backends.cpu.attention import AttentionKernels
 from fusible.tex.backends.cpu.blocks import FORMATS
 from fusible.tex.backends.cpu.fingerprint import fingerprints
 from fusible.tex.backends.cpu.gemm import GemmKernels
-from fusible.tex.backends.cpu.grouped import GroupedKernels
+from fusible.tex.backends.cpu.grouped import GROUPED_PRODUCTS, GroupedKernels
 from fusible.tex.backends.cpu.normalization import NormalizationKernels
+from fusible.tex.backends.cpu.operands import member_kinds
 from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.backends.cpu.rope import RopeKernels
@@ -32,7 +33,7 @@ __all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info"]
 
 _HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
 """Functions that serve quantizers of block formats, too: they write wide floats, and another backend quantizes these."""
-_TAKES_BLOCKS = frozenset({"bgrad_quantize", "dequantize", "generic_gemm", "quantize", "te_general_grouped_gemm"})
+_TAKES_BLOCKS = frozenset({"bgrad_quantize", "dequantize", "generic_gemm", "quantize", "te_general_grouped_gemm", *GROUPED_PRODUCTS})
 """Functions that take the formats in blocks that the kernels know."""
 _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _WRITES = _READS | {DType.kFloat32, DType.kFloat16, DType.kBFloat16}
@@ -91,7 +92,7 @@ def _refused_kind(request: Request) -> str | None:
             if name == "otype" and kind not in _WRITES and hasattr(Normalization, request.function):
                 return f"writes float32, bfloat16 and float16, and otype is {kind}"
             continue
-        for part in _parts(kind):
+        for part in member_kinds(kind):
             form = format_named(part[0]) if len(part) == 3 else None
             if name == "quantizer" and form is not None and form.block_scaled and request.function in _HANDS_ON:
                 continue
@@ -104,13 +105,3 @@ def _refused_kind(request: Request) -> str | None:
             if len(part) == 2 and part[1] not in _READS and not (request.function == "fp8_transpose" and part[1] is torch.uint8):
                 return f"reads float32, bfloat16 and float16, and {name} is {part[1]}"
     return None
-
-
-def _parts(kind: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """The kinds of the tensors in a list of them, however nested; a single tensor's own."""
-    if kind and isinstance(kind[0], str):
-        yield kind
-        return
-    for part in kind:
-        if isinstance(part, tuple):
-            yield from _parts(part)

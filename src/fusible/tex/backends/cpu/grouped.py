@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.gemm import products_gain
-from fusible.tex.calls.grouped_products import Problem, problems_of, solve
-from fusible.tex.calls.memory_checks import check_outputs_disjoint, surely_disjoint
-from fusible.tex.interface.declare import CallArguments, Request, by_name, requires
+from fusible.tex.backends.cpu.operands import member_kinds
+from fusible.tex.calls.gemm import GemmShape
+from fusible.tex.calls.grouped_products import Problem, multiply_groups, problems_of, solve
+from fusible.tex.calls.memory_checks import check_outputs_disjoint, surely_disjoint, writing_without_overlap
+from fusible.tex.formulas.grouped import GroupedFormulas
+from fusible.tex.interface.declare import DECLARATIONS, CallArguments, Request, by_name, inherited, requires
 from fusible.tex.interface.grouped import Grouped
 
-__all__ = ["GroupedKernels"]
+__all__ = ["GROUPED_PRODUCTS", "GroupedKernels"]
+
+GROUPED_PRODUCTS = tuple(f"te_general_grouped_gemm_for_{kind}" for kind in ("grouped_tensor", "discrete_in", "discrete_out"))
 
 
 def _better_here(request: Request) -> str | None:
@@ -25,6 +33,21 @@ def _better_here(request: Request) -> str | None:
     return reasons[0] if reasons else None
 
 
+def _quantized_groups(request: Request) -> str | None:
+    if not any(len(kind) == 3 for name in ("A", "B") for kind in member_kinds(request[name])):
+        return "serves groups of which A or B is quantized; others are left to torch's own"
+    if any(kind[-1] is torch.float64 for kind in member_kinds(request["D"])):
+        return "writes float32, bfloat16 and float16"
+    return None
+
+
+def _of_groups(kind: str) -> Callable[..., Any]:
+    """The method for grouped tensors, or for one and a list."""
+    name = f"te_general_grouped_gemm_for_{kind}"
+    method = writing_without_overlap(inherited(getattr(GroupedFormulas, name)), DECLARATIONS[name])
+    return requires(_quantized_groups)(method)
+
+
 class GroupedKernels(Grouped):
     @by_name
     @requires(_better_here)
@@ -35,6 +58,18 @@ class GroupedKernels(Grouped):
         gemm = self.generic_gemm  # type: ignore[attr-defined]
         solve(problems, shapes, call.transa, call.transb, call.grad, call.bias_type, gemm=gemm, multiply=_multiply)
         return call.bias
+
+    te_general_grouped_gemm_for_grouped_tensor = _of_groups("grouped_tensor")
+    te_general_grouped_gemm_for_discrete_in = _of_groups("discrete_in")
+    te_general_grouped_gemm_for_discrete_out = _of_groups("discrete_out")
+
+    def _multiply_groups(self, call: CallArguments) -> None:
+        gemm = self.generic_gemm  # type: ignore[attr-defined]
+
+        def compute(problems: list[Problem], shapes: list[GemmShape]) -> None:
+            solve(problems, shapes, call.transa, call.transb, False, None, gemm=gemm, multiply=_multiply)
+
+        multiply_groups(call, compute)
 
 
 def _multiply(problem: Problem, transa: bool, transb: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.tex.backends.cpu.quantize import dequantize
 from fusible.tex.formats import is_quantized, nominal
 
-__all__ = ["int32", "plain", "unquantized"]
+__all__ = ["int32", "member_kinds", "plain", "unquantized"]
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -25,6 +26,19 @@ def plain(x: Any) -> Tensor:
 def unquantized(x: Any) -> Tensor:
     """``x`` itself, or its value in its nominal dtype where it is quantized."""
     return dequantize(x, nominal(x)) if is_quantized(x) else x
+
+
+def member_kinds(kind: Any) -> Iterator[tuple[Any, ...]]:
+    """The kinds of the tensors in a list of them, however nested, or in a grouped tensor; a single tensor's own."""
+    if kind and kind[0] == "grouped":
+        _, scheme, device, dtype = kind
+        yield (device, dtype) if scheme == "none" else (scheme, device, dtype)
+    elif kind and isinstance(kind[0], str):
+        yield kind
+    else:
+        for part in kind:
+            if isinstance(part, tuple):
+                yield from member_kinds(part)
 
 
 _INT32 = torch.iinfo(torch.int32)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import ArgumentError, expected
 from fusible.tex.backends.torch_backend.group_quantize import (
     columnwise_fields,
     offsets_of,
@@ -18,14 +17,15 @@ from fusible.tex.backends.torch_backend.group_quantize import (
     transposed_fields,
 )
 from fusible.tex.backends.torch_backend.grouped_gemm import as_one_batch, multiply
-from fusible.tex.backends.torch_backend.operands import flat, plain, wide
+from fusible.tex.backends.torch_backend.operands import flat, plain
+from fusible.tex.calls.empty_quantized import empty_quantized
 from fusible.tex.calls.gemm import GemmShape
-from fusible.tex.calls.grouped import check_quantized_group, is_grouped, layout_of, layout_of_grouped, members
-from fusible.tex.calls.grouped_products import Problem, check_problems, problems_of, solve
+from fusible.tex.calls.grouped import check_quantized_group, layout_of, layout_of_grouped, members
+from fusible.tex.calls.grouped_products import Problem, multiply_groups, problems_of, solve
 from fusible.tex.formats import BlockFormat, scheme_of
 from fusible.tex.formulas.grouped import GroupedFormulas
 from fusible.tex.interface.declare import CallArguments, by_name
-from fusible.tex.protocol import QuantizerLike, accumulator, check_shape, to_torch
+from fusible.tex.protocol import accumulator, check_shape, to_torch
 
 __all__ = ["GroupedKernels"]
 
@@ -38,20 +38,7 @@ class GroupedKernels(GroupedFormulas):
         return call.bias
 
     def _multiply_groups(self, call: CallArguments) -> None:
-        """Any of A, B and D may be a list of tensors instead."""
-        D = call.D
-        a, b, d = self._members(call.A, "A"), self._members(call.B, "B"), self._members(D, "D")
-        if not len(a) == len(b) == len(d):
-            got = f"{len(a)}, {len(b)} and {len(d)}"
-            raise ArgumentError(expected("equally many members", of="A, B and D of a grouped GEMM", got=got, do="describe the same problems"))
-        alphas, betas = _factors(call.alpha, len(a), "alpha"), _factors(call.beta, len(a), "beta")
-        problems = [Problem(*three, alpha=first, beta=second) for *three, first, second in zip(a, b, d, alphas, betas, strict=True)]
-        shapes = check_problems(problems, call.transa, call.transb, False)
-        rows, factors = _biases(call.bias, shapes), _row_factors(call.bias_scale, call.bias, shapes)
-        self._solve(problems, shapes, call.transa, call.transb, False, None)
-        for place, shape, row, factor in zip(d, shapes, rows, factors, strict=True):
-            if row is not None and not shape.empty:
-                _add_bias(place, row, factor)
+        multiply_groups(call, lambda problems, shapes: self._solve(problems, shapes, call.transa, call.transb, False, None))
 
     def get_grouped_gemm_setup_workspace_size(self, num_tensors: int) -> int:
         return 0
@@ -137,19 +124,9 @@ class GroupedKernels(GroupedFormulas):
             gemm = self.generic_gemm  # type: ignore[attr-defined]
             solve(problems, shapes, transa, transb, grad, bias_type, gemm=gemm, multiply=multiply)
 
-    def _members(self, x: Any, name: str) -> list[Any]:
-        if isinstance(x, (list, tuple)):
-            return [*x]
-        if not is_grouped(x):
-            raise DTypeError(expected("a grouped tensor or a list", of=f"{name} of a grouped GEMM", got=type(x).__qualname__, do="group it"))
-        return members(x, self._empty, bare=True)
-
-    def _empty(self, quantizer: QuantizerLike | None, shape: Sequence[int], dtype: Any, device: Any) -> Any:
-        return self.create_empty_quantized_tensor(quantizer, list(shape), dtype, device, False)  # type: ignore[attr-defined]
-
     def _dequantized(self, x: Any, dtype: torch.dtype) -> Tensor:
         """The values of a quantized grouped tensor in its logical shape, 0 where no member lies."""
-        layout, found = layout_of_grouped(x), members(x, self._empty, bare=True)
+        layout, found = layout_of_grouped(x), members(x, empty_quantized, bare=True)
         values = torch.zeros(layout.total, dtype=dtype, device=_held(x).device)
         for place, member in zip(layout.pieces(values), found, strict=True):
             place.copy_(self.dequantize(member, dtype))  # type: ignore[attr-defined]
@@ -158,45 +135,3 @@ class GroupedKernels(GroupedFormulas):
 
 def _held(x: Any) -> Tensor:
     return x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
-
-
-def _factors(values: Any, count: int, name: str) -> list[float]:
-    """One number per problem of an fp32 ``[1]`` or ``[count]``."""
-    if values.numel() not in (1, count):
-        check_shape(values, (count,), f"{name} of a grouped GEMM")
-    found = values.reshape(-1).tolist()
-    return found * count if len(found) == 1 else found
-
-
-def _biases(bias: Any, shapes: Sequence[GemmShape]) -> Sequence[Any]:
-    """A row for each product, or None for each."""
-    if bias is None or not shapes:
-        return [None] * len(shapes)
-    rows = bias.rowwise_data if is_grouped(bias) else bias
-    if rows.numel() % len(shapes):
-        raise ShapeError(expected(f"{len(shapes)} rows", of="bias of a grouped GEMM", got=f"{rows.numel()} numbers", do="pass one row per problem"))
-    found = rows.reshape(len(shapes), -1).unbind()
-    for row, shape in zip(found, shapes, strict=True):
-        if len(row) != shape.columns:
-            check_shape(row, (shape.columns,), "bias of a grouped GEMM")
-    return found
-
-
-def _row_factors(bias_scale: Any, bias: Any, shapes: Sequence[GemmShape]) -> Sequence[Any]:
-    """The entries of ``bias_scale`` for each product's rows, or None for each."""
-    if bias_scale is None:
-        return [None] * len(shapes)
-    if bias is None:
-        raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
-    rows = [shape.rows for shape in shapes]
-    if bias_scale.numel() < sum(rows):
-        check_shape(bias_scale, (sum(rows),), "bias_scale of a grouped GEMM")
-    return bias_scale.reshape(-1)[: sum(rows)].split(rows)
-
-
-def _add_bias(place: Tensor, row: Tensor, factor: Tensor | None) -> None:
-    """``place += factor[:, None] * row``: the product that is rounded already is read, and the sum rounded once more."""
-    if factor is None:
-        place.add_(row)
-    else:
-        place.copy_(torch.addcmul(wide(place), factor.view(*place.shape[:-1], 1), wide(row)))
