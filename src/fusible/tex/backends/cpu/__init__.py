@@ -33,7 +33,10 @@ __all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info"]
 
 _HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
 """Functions that serve quantizers of block formats, too: they write wide floats, and another backend quantizes these."""
-_TAKES_BLOCKS = frozenset({"bgrad_quantize", "dequantize", "generic_gemm", "quantize", "te_general_grouped_gemm", *GROUPED_PRODUCTS})
+_TAKES_BLOCKS = frozenset({"bgrad_group_quantize", "bgrad_quantize", "dequantize", "generic_gemm", "group_quantize", "quantize"}) | {
+    "te_general_grouped_gemm",
+    *GROUPED_PRODUCTS,
+}
 """Functions that take the formats in blocks that the kernels know."""
 _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _WRITES = _READS | {DType.kFloat32, DType.kFloat16, DType.kBFloat16}

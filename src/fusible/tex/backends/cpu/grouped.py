@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.blocks import FORMATS, quantize_blocks, takes
 from fusible.tex.backends.cpu.gemm import products_gain
-from fusible.tex.backends.cpu.operands import member_kinds
+from fusible.tex.backends.cpu.operands import member_kinds, unquantized
 from fusible.tex.calls.gemm import GemmShape
+from fusible.tex.calls.group_quantize import grouped_tensor, like, with_sums
 from fusible.tex.calls.grouped_products import Problem, multiply_groups, problems_of, solve
 from fusible.tex.calls.memory_checks import check_outputs_disjoint, surely_disjoint, writing_without_overlap
+from fusible.tex.formats import format_named
 from fusible.tex.formulas.grouped import GroupedFormulas
 from fusible.tex.interface.declare import DECLARATIONS, CallArguments, Request, by_name, inherited, requires
 from fusible.tex.interface.grouped import Grouped
+from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["GROUPED_PRODUCTS", "GroupedKernels"]
 
@@ -48,7 +53,38 @@ def _of_groups(kind: str) -> Callable[..., Any]:
     return requires(_quantized_groups)(method)
 
 
+def _into_blocks(request: Request) -> str | None:
+    quantizer = request["quantizer"]
+    if not isinstance(quantizer, tuple) or format_named(quantizer[0]) not in FORMATS:
+        return "quantizes groups to formats in blocks; others are left to torch's own"
+    return None
+
+
+def _quantized(x: Tensor, call: CallArguments, noop: Tensor | None = None, output: Any = None) -> Any:
+    quantizer = like(call.quantizer, output, noop)
+
+    def quantize(pieces: Sequence[Tensor]) -> tuple[list[Any], dict[str, Tensor]]:
+        return [quantize_blocks(piece.contiguous(), quantizer) for piece in pieces], {}
+
+    return grouped_tensor(x, call.quantizer, call, quantize, noop, output)
+
+
 class GroupedKernels(Grouped):
+    @by_name
+    @requires(_into_blocks)
+    def group_quantize(self, call: CallArguments) -> Any:
+        if not takes(call.quantizer):
+            return hand_over(self, "group_quantize", **vars(call))  # type: ignore[arg-type]
+        return _quantized(_matrix(call.tensor), call, call.noop_flag, call.output)
+
+    @by_name
+    @requires(_into_blocks)
+    def bgrad_group_quantize(self, call: CallArguments) -> Any:
+        if not takes(call.quantizer):
+            return hand_over(self, "bgrad_group_quantize", **vars(call))  # type: ignore[arg-type]
+        x = _matrix(call.tensor)
+        return with_sums(x, call, lambda: _quantized(x, call))
+
     @by_name
     @requires(_better_here)
     def te_general_grouped_gemm(self, call: CallArguments) -> Any:
@@ -70,6 +106,11 @@ class GroupedKernels(Grouped):
             solve(problems, shapes, call.transa, call.transb, False, None, gemm=gemm, multiply=_multiply)
 
         multiply_groups(call, compute)
+
+
+def _matrix(x: Tensor) -> Tensor:
+    x = unquantized(x)
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _multiply(problem: Problem, transa: bool, transb: bool) -> None:

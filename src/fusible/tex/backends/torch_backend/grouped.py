@@ -11,7 +11,6 @@ from torch import Tensor
 from fusible.errors import ArgumentError, expected
 from fusible.tex.backends.torch_backend.group_quantize import (
     columnwise_fields,
-    offsets_of,
     quantize_group,
     quantize_group_columnwise,
     transposed_fields,
@@ -20,12 +19,13 @@ from fusible.tex.backends.torch_backend.grouped_gemm import as_one_batch, multip
 from fusible.tex.backends.torch_backend.operands import flat, plain
 from fusible.tex.calls.empty_quantized import empty_quantized
 from fusible.tex.calls.gemm import GemmShape
+from fusible.tex.calls.group_quantize import offsets_of, with_sums
 from fusible.tex.calls.grouped import check_quantized_group, layout_of, layout_of_grouped, members
 from fusible.tex.calls.grouped_products import Problem, multiply_groups, problems_of, solve
 from fusible.tex.formats import BlockFormat, scheme_of
 from fusible.tex.formulas.grouped import GroupedFormulas
 from fusible.tex.interface.declare import CallArguments, by_name
-from fusible.tex.protocol import accumulator, check_shape, to_torch
+from fusible.tex.protocol import check_shape, to_torch
 
 __all__ = ["GroupedKernels"]
 
@@ -50,12 +50,7 @@ class GroupedKernels(GroupedFormulas):
     @by_name
     def bgrad_group_quantize(self, call: CallArguments) -> Any:
         x = flat(plain(call.tensor))
-        if call.last_dims is not None:
-            raise ArgumentError(expected("no last_dims", of="bgrad_group_quantize", got="some", do="pass members of equal width"))
-        layout = layout_of(x.shape, call.num_tensors, call.first_dims, None, call.tensor_offsets)
-        sums = [piece.sum(0, dtype=accumulator(x.dtype)) for piece in layout.pieces(x.reshape(-1))]
-        grouped = quantize_group(x, call.quantizer, call)
-        return [grouped, torch.stack(sums).to(x.dtype)]
+        return with_sums(x, call, lambda: quantize_group(x, call.quantizer, call))
 
     @by_name
     def group_requantize_inplace(self, call: CallArguments) -> Any:
