@@ -102,6 +102,7 @@ def joined(found: list[Any], names: Mapping[str, str], layout: GroupLayout) -> d
 
 
 def placed(parts: list[Tensor], layout: GroupLayout) -> Tensor:
+    """One buffer of the members' parts, each where the member lies, 0 elsewhere."""
     elements = sum(math.prod(shape) for shape in layout.shapes)
     stored = sum(part.numel() for part in parts)
     if elements == layout.total and [*layout.offsets] == sorted(layout.offsets):
