@@ -59,6 +59,7 @@ MISTAKES: dict[str, tuple[str, Pass, type[Exception], str]] = {
         ArgumentError,
         r"what forward of Mistaken returns of .*: expected \(y, context\), got a Tensor; return these as a",
     ),
+    "both in a list": ("forward", lambda y: [y, {}], ArgumentError, r"expected \(y, context\), got a list of 2"),
     "one in a tuple": ("forward", lambda y: (y,), ArgumentError, r"expected \(y, context\), got a tuple of 1"),
     "a fourth": ("forward", lambda y: (y, {}, {}, {}), ArgumentError, r"expected \(y, context\), got a tuple of 4"),
     "a third": ("forward", lambda y: (y, {}, {"a": y}), ArgumentError, r"expected \(y, context\), got a tuple of 3"),
