@@ -1,4 +1,4 @@
-"""Grouped GEMM by the compiled kernel: each expert's product reads its weight once, as it lies in memory."""
+"""Groups by the compiled kernels: each expert's product reads its weight once, as it lies in memory, and members are cast one by one."""
 
 from __future__ import annotations
 
