@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from fusible.pytorch import Recipe, autocast
+from fusible.pytorch.engine.executors import make_executor
+from fusible.pytorch.modules.base import BaseModule
 
 __all__ = ["Example", "PretrainedModel"]
 
@@ -40,6 +42,15 @@ class PretrainedModel(nn.Module):
     def device(self) -> torch.device:
         """Where its parameters are."""
         return self._first_parameter.device
+
+    def compile(self, executor: str = "xla") -> Self:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run the passes of its modules by ``executor`` from now on, as ``Sequential.compile``; a call of the model goes through one program for all
+        of its blocks. Returns the model. Raises ``ArgumentError`` for an unknown executor."""
+        make_executor(executor)
+        for module in self.modules():
+            if isinstance(module, BaseModule):
+                module.compile(executor)
+        return self
 
     def stored_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters by the names and in the shapes that the family's checkpoints have, each once: where a head's weight is an embedding's, as
