@@ -102,6 +102,11 @@ def test_a_mask_is_its_lengths(lengths: tuple[int, ...]) -> None:
     assert torch.equal(model(x, mask), model(x, torch.tensor(lengths)))
 
 
+def test_a_container_of_nothing_clears_padding_too() -> None:
+    x = torch.ones(2, 3, 4)
+    assert Sequential()(x, torch.tensor([3, 1])).sum(-1).tolist() == [[4, 4, 4], [4, 0, 0]] and torch.equal(Sequential()(x), x)
+
+
 def test_lengths_are_read_where_they_are_whatever_the_default_device_is() -> None:
     x, mask = padded()
     for given in (torch.tensor(LENGTHS), torch.tensor((5, 1, 2, 4)), mask[[0, 2, 3]], torch.tensor([5, 5])):
