@@ -319,11 +319,12 @@ class Experts:
             "down_weight": ([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
         }
         quantized = {name: weights.quantized(*of) for name, of in matrices.items()}
-        if None in quantized.values():
+        stacked = None in quantized.values()
+        if stacked:
             tensors |= {name: weights.stack(*of) for name, of in matrices.items()}
         else:
             hold_parameters(module, {f"{name}{i}": matrix for name, each in quantized.items() for i, matrix in enumerate(each or ())})
-        module.load_state_dict(tensors, assign=True, strict=False)
+        module.load_state_dict(tensors, assign=True, strict=stacked)
         return weights.held(module)
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:

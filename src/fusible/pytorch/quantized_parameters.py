@@ -62,7 +62,8 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recip
 
 
 def hold_parameters(module: BaseModule, quantized: Mapping[str, torch.Tensor]) -> None:
-    """Let ``module`` hold ``quantized``, by name, in the place of the weights of its products; for inference."""
+    """Let ``module``, which no module around it has called yet, hold ``quantized``, by name, in the place of the weights of its products; for
+    inference."""
     module.forget_plans()
     run(_writes(module, "", lambda name, _: nn.Parameter(quantized[name], requires_grad=False)))
 

@@ -187,23 +187,6 @@ def test_a_scale_that_quantizes_two_tensors_of_a_pass_is_refused_in_a_sentence()
         step(model, fusible.DelayedScaling())
 
 
-def test_an_extra_inputs_dtype_is_part_of_the_key() -> None:
-    """Its shape and x are alike."""
-
-    def calls() -> Callable[[str], list[Tensor]]:
-        model = ops.Sequential(ops.AddExtraInput(), ops.GELU())
-        model.compile("first")
-
-        def call(dtype: str) -> list[Tensor]:
-            with torch.no_grad():
-                return [model(drawn(1), drawn(2).to(getattr(torch, dtype)))]
-
-        return call
-
-    check("float32", "bfloat16", calls)
-    check("bfloat16", "float32", calls)
-
-
 def test_a_name_is_registered_again_only_in_place_of_the_other() -> None:
     with pytest.raises(ArgumentError, match="register_executor: expected a new name, got 'first' again"):
         register_executor("first", EagerExecutor)

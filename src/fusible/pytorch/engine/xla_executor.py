@@ -199,11 +199,11 @@ class _Recorded:
             found = memory.found(result)
             if place is None and found is not None:
                 place = places[found[0].trace_tensor]
-                self.written.add(-1 - place)
             if place is None:
                 place = places[result.trace_tensor] = len(computed)
                 computed.append(result)
             self.sources.append(place)
+        self.written = {-1 - places[x.trace_tensor] for x in memory.written}
         if memory.done:
             computed.append(functools.reduce(lambda a, b: a + b, memory.done))
         self.computes = bool(computed)

@@ -46,9 +46,8 @@ def _quantized_groups(request: Request) -> str | None:
     return None
 
 
-def _of_groups(kind: str) -> Callable[..., Any]:
-    """The method for grouped tensors, or for one and a list."""
-    name = f"te_general_grouped_gemm_for_{kind}"
+def _of_groups(name: str) -> Callable[..., Any]:
+    """The method of one of ``GROUPED_PRODUCTS``."""
     method = writing_without_overlap(inherited(getattr(GroupedFormulas, name)), DECLARATIONS[name])
     return requires(_quantized_groups)(method)
 
@@ -95,9 +94,9 @@ class GroupedKernels(Grouped):
         solve(problems, shapes, call.transa, call.transb, call.grad, call.bias_type, gemm=gemm, multiply=_multiply)
         return call.bias
 
-    te_general_grouped_gemm_for_grouped_tensor = _of_groups("grouped_tensor")
-    te_general_grouped_gemm_for_discrete_in = _of_groups("discrete_in")
-    te_general_grouped_gemm_for_discrete_out = _of_groups("discrete_out")
+    te_general_grouped_gemm_for_grouped_tensor, te_general_grouped_gemm_for_discrete_in, te_general_grouped_gemm_for_discrete_out = map(
+        _of_groups, GROUPED_PRODUCTS
+    )
 
     def _multiply_groups(self, call: CallArguments) -> None:
         gemm = self.generic_gemm  # type: ignore[attr-defined]

@@ -44,6 +44,11 @@ class Memory:
         """The input in whose memory ``cache`` lies, and the result that its readers wait for; None of what is computed."""
         return self._written.get(cache.trace_tensor) or self._inputs.get(cache.trace_tensor)
 
+    @property
+    def written(self) -> list[Tensor]:
+        """The inputs that are written to."""
+        return [memory for memory, _ in self._written.values()]
+
     def write(self, cache: Tensor, memory: Tensor, done: Tensor) -> None:
         """Let ``cache`` stand for what lies in ``memory`` when ``done`` is there; for readers that do not know of this, a copy that is made then."""
         copy = {"src": memory, "after": done, "dst": native.Result(memory.shape, memory.dtype)}
