@@ -143,7 +143,7 @@ class GemmBySteps(GEMM):
     """``(A, transA, B, transB, output_dtype, bias, gelu, grad)``: what ``_gemm`` would give where that takes none of its steps, else None: asked
     before anything is checked, with no D, quantizer, alpha or beta."""
 
-    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> tuple[Any, Any, Any] | None:
+    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any) -> tuple[Any, Any, Any] | None:
         """As ``_gemm_at_once``, for what is added to D and no more."""
         return None
 
@@ -180,8 +180,8 @@ class GemmBySteps(GEMM):
             done = None
             if D is None and not accumulate and not beta:
                 done = self._gemm_at_once(A, transA, B, transB, output_dtype, bias, gelu, grad)
-            elif D is not None and accumulate and beta in (None, 1.0) and output_dtype is None and bias is None and not gelu and not grad:
-                done = self._gemm_added_at_once(A, transA, B, transB, D)
+            elif D is not None and accumulate and beta in (None, 1.0) and bias is None and not gelu and not grad:
+                done = self._gemm_added_at_once(A, transA, B, transB, D, output_dtype)
             if done is not None:
                 return [*done, extra_output]
         if comm_overlap is not None:

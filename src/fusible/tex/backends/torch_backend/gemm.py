@@ -68,10 +68,12 @@ class GemmKernels(TorchKernels, GemmFormulas):
     _gemm_at_once = staticmethod(_at_once)
     _gelu = POINTWISE["gelu"]
 
-    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> tuple[Any, Any, Any] | None:
+    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any) -> tuple[Any, Any, Any] | None:
         if type(A) not in _PLAIN or type(B) not in _PLAIN or type(D) not in _PLAIN:
             return None
         if not (A.dtype is B.dtype is D.dtype and A.dtype in _WIDE and A.is_cpu and B.is_cpu and D.is_cpu and D.is_contiguous()):
+            return None
+        if output_dtype is not None and to_torch(output_dtype) is not D.dtype:
             return None
         rows, columns = _result_of(A, transA, B, transB)
         if not (rows and columns) or D.shape != (rows, columns):
