@@ -162,6 +162,14 @@ def _held(pages: Tensor, cache: nvte.KVCache, sequence: int, count: int) -> torc
     return torch.cat([f64(pages)[page] for page in table.tolist()])[:count] if count else f64(pages)[0][:0]
 
 
+def _attended_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: int, rule: Rule, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Causal attention of the last tokens of one sequence, from ``starts`` on, over all of it."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = _scored(torch.einsum("qhd,khd->hqk", q, k) * rule["scale"], rule, starts, bias)
+    scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(starts + 1).bool(), -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
 @word("append_kv")
 def _(draw: Draw) -> Given:
     groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
@@ -189,12 +197,47 @@ def _(draw: Draw) -> Given:
     added = None if bias is None else f64(bias).expand(2, q.shape[1], queries, keys)
     for i, part in enumerate(f64(q).split(lengths)):
         ends = starts[i] + lengths[i]
-        k, v = (_held(pages, cache, i, ends).repeat_interleave(q.shape[1] // groups, 1) for pages in (cache.k, cache.v))
-        scores = torch.einsum("qhd,khd->hqk", part, k) * scale
-        scores = _scored(scores, {"options": options, "window_size": window}, starts[i], None if added is None else added[i])
-        scores = scores.masked_fill(torch.ones(lengths[i], ends).triu(starts[i] + 1).bool(), -torch.inf)
-        parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+        held = [_held(pages, cache, i, ends) for pages in (cache.k, cache.v)]
+        rule = {"scale": scale, "options": options, "window_size": window}
+        parts.append(_attended_last(part, *held, starts[i], rule, None if added is None else added[i]))
     values = f64(cache.v)
     wanted = nearly(torch.cat(parts), f64(q), f64(cache.k), values, type=kind, slack=_probabilities(kind, values))
     given = {"q": q, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window, "options": options, "bias": bias}
     return Given(given, [wanted])
+
+
+@word("attention_step")
+def _(draw: Draw) -> Given:
+    groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
+    cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
+    q, scale = draw.tensor(sum(lengths), groups * draw.of(1, 2), width, type=kind), width**-0.5
+    k, v = (draw.tensor(sum(lengths), groups, width, type=kind) for _ in "kv")
+    window, rotary = draw.of((-1, -1), (0, 0), (2, -1)), draw.of(None, nvte.Rotary(100.0), nvte.Rotary(10000.0, 2, interleaved=True))
+    before = [[_held(pages, cache, i, starts[i]) for i in range(2)] for pages in (cache.k, cache.v)]
+    # The position of a token is its place among the rows of as many tokens before it.
+    placed = [
+        torch.cat([torch.zeros(start, *x.shape[1:], dtype=torch.float64), part])
+        for x in (q, k)
+        for start, part in zip(starts, f64(x).split(lengths), strict=True)
+    ]
+    turned = [x if rotary is None else _rotated(x, [len(x)], rotary) for x in placed]
+    rounded = [x[start:].to(nvte.te_to_torch_dtype(kind)).double() for x, start in zip(turned, starts * 2, strict=True)]
+    held = [[torch.cat([before[0][i], rounded[2 + i]]), torch.cat([before[1][i], part])] for i, part in enumerate(f64(v).split(lengths))]
+    rule = {"scale": scale, "options": nvte.ScoreOptions(), "window_size": window}
+    value = torch.cat([_attended_last(rounded[i], *held[i], starts[i], rule) for i in range(2)])
+    keys, values = (torch.cat([part[which] for part in held]) for which in range(2))
+    slack = _probabilities(kind, values) * (1 if rotary is None else 1 + 8 * scale * width * q.data.abs().max().item() * keys.abs().max().item())
+    wanted = nearly(value, f64(q), keys, values, type=kind, slack=slack)
+
+    def check(found: Any) -> None:
+        assert share(found, wanted, kind) <= 1
+        for i, (of_k, of_v) in enumerate(held):
+            assert torch.equal(_held(cache.v, cache, i, len(of_v)), of_v)
+            assert (
+                share(
+                    nvte.make_nvte_tensor(_held(cache.k, cache, i, len(of_k)).to(nvte.te_to_torch_dtype(kind))), nearly(of_k, keys, type=kind), kind
+                )
+                <= 1
+            )
+
+    return Given({"q": q, "k": k, "v": v, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window, "rotary": rotary}, check)

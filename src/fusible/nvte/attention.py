@@ -85,6 +85,11 @@ class ScoreOptions:
         own = self.alibi_slopes is not None and (biased or list(self.alibi_slopes) != alibi_slopes(heads))
         return self.soft_cap is not None or bool(self.dropout) or own
 
+    @property
+    def plain(self) -> bool:
+        """Whether scores are products of q and k, scaled and no more."""
+        return self.soft_cap is None and self.alibi_slopes is None and not self.dropout
+
     def bias_type(self, bias: Tensor | None) -> NVTE_Bias_Type:
         """The bias type that NVIDIA's function takes."""
         if self.alibi_slopes is not None:
@@ -152,13 +157,17 @@ def _rope(
     part: tuple[int, int] = (0, 1),
 ) -> Tensor:
     by = rotary if isinstance(rotary, Rotary) else Rotary(rotary)
-    of_angles = max(end, sequences.max_seqlen * part[1]), by.width or x.shape[-1], by.base
-    # every layer rotates by the same
-    angles = current_pass().once(("rope angles", *of_angles, by.factors, by.interleaved), lambda: _angles(x, of_angles, by))
+    angles = rope_angles(x, by, max(end, sequences.max_seqlen * part[1]))
     cu_seqlens = None if sequences.uniform else sequences.cu_seqlens.data
     folded = sequences.fold(x)
     first = starts.data if starts is not None else None
     return sequences.unfold(Tensor(rotate(folded.data, angles, first, sequences.format, by.interleaved, cu_seqlens, part[1], part[0]), x.type))
+
+
+def rope_angles(x: Tensor, rotary: Rotary, end: int) -> Any:
+    """The angles of positions below ``end`` for heads like ``x``, as tex takes them. Every layer of a pass rotates by the same."""
+    of = end, rotary.width or x.shape[-1], rotary.base
+    return current_pass().once(("rope angles", *of, rotary.factors, rotary.interleaved), lambda: _angles(x, of, rotary))
 
 
 def _angles(x: Tensor, of: tuple[int, int, float], by: Rotary) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusible import tex
-from fusible.nvte.attention import EVERYWHERE, PLAIN_SCORES, ScoreOptions, Sequences, window_edges
+from fusible.nvte.attention import EVERYWHERE, PLAIN_SCORES, Rotary, ScoreOptions, Sequences, rope_angles, window_edges
 from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
-__all__ = ["KVCache", "append_kv", "attention_cached"]
+__all__ = ["KVCache", "append_kv", "attention_cached", "attention_step"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,5 +72,28 @@ def attention_cached(
         *lengths, False, scale, 0.0, True, layout, NVTE_QKV_Format.NVTE_THD, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, options.bias_type(bias), mask,
         NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window, True, *bounds, *data, q.dtype, None, None, pages, pages, None, None, bias_, None, None, 0,
         False, False,
+    )  # fmt: skip
+    return Tensor(o, q.type)
+
+
+def attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KVCache,
+    sequences: Sequences,
+    scale: float,
+    window_size: tuple[int, int] = EVERYWHERE,
+    rotary: Rotary | None = None,
+) -> Tensor:
+    """``rope`` of q and k from where each sequence has come to, ``append_kv`` and ``attention_cached`` at once, with plain scores.
+
+    ``q [tokens, heads, width]``, ``k, v [tokens, groups, width]``; the cache is used up.
+    """
+    angles = None if rotary is None else rope_angles(q, rotary, max(cache.capacity, sequences.max_seqlen))
+    starts, interleaved = (None, False) if rotary is None else (cache.starts.data, rotary.interleaved)
+    o = tex.prim.attention_step(
+        q.data, k.data, v.data, cache.k.data, cache.v.data, cache.page_table.data, sequences.cu_seqlens.data, cache.cu_lengths.data, angles, starts,
+        interleaved, sequences.max_seqlen, window_edges(window_size, True), scale,
     )  # fmt: skip
     return Tensor(o, q.type)

@@ -181,6 +181,10 @@ class SelfAttention(AttentionBase):
     def _gradient(self, dq: nvte.Tensor, dk: nvte.Tensor, dv: nvte.Tensor, sequences: nvte.Sequences) -> nvte.Tensor:
         """dx, of the gradients of what ``_operands`` gives."""
 
+    def _unrotated(self, x: nvte.Tensor) -> tuple[Iterable[nvte.Tensor], nvte.Rotary | None] | None:
+        """q, k and v before they are rotated, and how q and k are; None where that is not all there is to ``_operands``."""
+        return None
+
     def _appended(self, cache: nvte.KVCache, k: nvte.Tensor, v: nvte.Tensor, sequences: nvte.Sequences) -> nvte.KVCache:
         """The cache with the new tokens."""
         return nvte.append_kv(cache, k, v, sequences)
@@ -197,11 +201,16 @@ class SelfAttention(AttentionBase):
         cache = nvte.current_pass().caches.get(self.position)
         if cache is None:
             return self._attend(x, sequences, False, sides)[0]
+        mask = self._mask(sides, sequences, sequences)
+        at_once = self._unrotated(x) if mask is None and self.qkv_dtype is None and self.options.plain else None
+        if at_once is not None:
+            (q, k, v), rotary = at_once
+            o = nvte.attention_step(q, k, v, cache, sequences, self.scale, self.window_size, rotary)
+            return self._side_by_side([o], self.y_dtype)
         q, k, v = self._operands(x, sequences, cache.starts, cache.capacity)
         if self.qkv_dtype is not None:
             q, k, v = (nvte.cast_checked(self._wide(self._quantized(part)), self.activation) for part in (q, k, v))
         cache = self._appended(cache, k, v, sequences)
-        mask = self._mask(sides, sequences, sequences)
         o = nvte.attention_cached(q, cache, sequences, self.scale, self.window_size, self.options, sides.get("seed"), mask)
         return self._side_by_side([o], self.y_dtype)
 
@@ -269,6 +278,9 @@ class DotProductAttention(SharesColumns, SelfAttention):
         if self.rotary is not None:
             q, k = (nvte.rope(heads, sequences, self.rotary, starts, end) for heads in (q, k))
         return q, k, v
+
+    def _unrotated(self, x: nvte.Tensor) -> tuple[Iterable[nvte.Tensor], nvte.Rotary | None]:
+        return self._heads(x), self.rotary
 
     def _gradient(self, dq: nvte.Tensor, dk: nvte.Tensor, dv: nvte.Tensor, sequences: nvte.Sequences) -> nvte.Tensor:
         if self.rotary is not None:

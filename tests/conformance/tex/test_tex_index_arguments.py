@@ -49,6 +49,7 @@ SOME: dict[tuple[str, str], tuple[int, ...]] = {
     ("nvfp4_multi_tensor_2d_partial_cast", "start_offset_list"): (99,),
     ("nvfp4_multi_tensor_compute_partial_amax", "h_list"): (99,),
     ("nvfp4_multi_tensor_compute_partial_amax", "start_offset_list"): (99,),
+    ("prim_attention_step", "page_table"): EXTREMES,  # entries that no length reaches
     ("prim_permute", "dims"): (-1,),
     ("prim_put_along", "indices"): EXTREMES,  # what is no column is left out
     ("prim_reshape", "shape"): (-1,),

@@ -226,6 +226,11 @@ THD: dict[str, Make] = {
         "page_table": torch.arange(32, dtype=torch.int32).view(4, 8), "cu_new_lens": ENDS, "cu_cached_lens": ENDS,
         "kv_format": NVTE_QKV_Format.NVTE_THD, "b": 4, "max_ctx_len": 512, "max_seq_len": 512, "max_pages_per_seq": 8, "is_non_paged": False,
     },
+    "prim_attention_step": lambda t: {
+        "q": packed(t), "k": packed(t), "v": packed(t), "k_cache": normal(32, 64, 4, 64, dtype=t), "v_cache": normal(32, 64, 4, 64, dtype=t),
+        "page_table": torch.arange(32, dtype=torch.int32).view(4, 8), "cu_new_lens": ENDS, "cu_cached_lens": ENDS,
+        "angles": normal(512, 1, 1, 64), "start_positions": None, "interleaved": False, "max_new_len": 512, "window_size": (-1, -1), "scale": 0.125,
+    },
 }  # fmt: skip
 
 EXPERTS, TOPK = 64, 4

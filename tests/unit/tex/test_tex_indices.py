@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import fusible.quantized  # noqa: F401 (groups without a quantizer are of its class)
 from fusible import cpp_extensions, tex
 from fusible.errors import FusibleError
 from fusible.tex.interface.declare import DECLARATIONS
@@ -34,6 +35,13 @@ def _cache(paged: bool, form: str) -> dict[str, Any]:
         "cu_cached_lens": _ints(0, 4, 7), "kv_format": FORMAT[f"NVTE_{form}"], "b": 2, "max_ctx_len": 3, "max_seq_len": 6,
         "max_pages_per_seq": 3 if paged else 1, "is_non_paged": not paged,
     }  # fmt: skip
+
+
+def _step() -> dict[str, Any]:
+    pages = {"k_cache": _x(6, 2, 2, 4), "v_cache": _x(6, 2, 2, 3), "page_table": torch.stack((_ints(5, 1, 0), _ints(2, 3, 4)))}
+    lengths = {"cu_new_lens": _ints(0, 2, 4), "cu_cached_lens": _ints(0, 4, 7), "start_positions": _ints(2, 1)}
+    options = {"angles": _x(6, 1, 1, 4), "interleaved": False, "max_new_len": 2, "window_size": (-1, -1), "scale": 0.5}
+    return {"q": _x(4, 4, 4), "k": _x(4, 2, 4), "v": _x(4, 2, 3), **pages, **lengths, **options}
 
 
 def _rope(**more: Any) -> dict[str, Any]:
@@ -82,6 +90,8 @@ CALLS: dict[str, tuple[str, Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "paged BSHD": ("copy_to_kv_cache", lambda: _cache(True, "BSHD"), ("cu_new_lens", "cu_cached_lens", "page_table")),
     "dense SBHD": ("copy_to_kv_cache", lambda: _cache(False, "SBHD"), ("cu_new_lens", "cu_cached_lens", "page_table")),
     "dense THD": ("copy_to_kv_cache", lambda: _cache(False, "THD"), ("cu_new_lens", "cu_cached_lens", "page_table")),
+    "a step": ("prim_attention_step", _step, ("cu_new_lens", "cu_cached_lens", "page_table", "start_positions")),
+    "a step from the first angle on": ("prim_attention_step", lambda: {**_step(), "start_positions": None}, ("cu_new_lens", "page_table")),
     "rope": ("fused_rope_forward", _rope, ("cu_seqlens",)),
     "rope of a grid": (
         "fused_rope_forward",
@@ -145,7 +155,7 @@ CASES = [
 def _unread(call: str, name: str, i: int) -> bool:
     """Entries of a table past a sequence's last page, and the end of the last padded place."""
     if name.startswith("page_table"):
-        return call.startswith("paged ") and i in ((3,) if call == "paged attention" else (2, 5))
+        return call.startswith(("paged ", "a step")) and i in ((3,) if call == "paged attention" else (2, 5))
     return name.endswith("_padded") and i == 2
 
 
@@ -164,11 +174,15 @@ def _outcome(backend: str, call: str, name: str, i: int, value: int) -> str:
     found = ""
     with tex.set_backend(backend):  # what the native backend lacks is served by torch's
         try:
-            getattr(tex, function)(**arguments)
+            _of(function)(**arguments)
         except FusibleError as error:
             found = str(error)
     assert all(torch.equal(arguments[key], x) for key, x in before.items()), (name, i, value)
     return found
+
+
+def _of(function: str) -> Callable[..., Any]:
+    return getattr(tex.prim, function.removeprefix("prim_")) if function.startswith("prim_") else getattr(tex, function)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -176,12 +190,12 @@ def test_an_index_outside_is_refused_in_the_same_words_by_every_backend(call: st
     function, make, _ = CALLS[call]
     for backend in BACKENDS:
         with tex.set_backend(backend):
-            getattr(tex, function)(**make())
+            _of(function)(**make())
     for _, _, name, i, value in [case for case in CASES if case[:2] == (BACKENDS[0], call) and not _unread(*case[1:4])]:
         found = [_outcome(backend, call, name, i, value) for backend in BACKENDS]
         assert len(set(found)) == 1, found
         assert re.fullmatch(r".+: expected .+, got .+; .+\.", found[0]), (name, i, value, found)
-        assert function in found[0], found
+        assert function.removeprefix("prim_") in found[0], found
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusible.conformance.cases.attention import largest_of, rounding
 from fusible.conformance.table import Arguments, Output, Sample, random, record
 from fusible.tex.enums import NVTE_QKV_Format
 
 __all__ = []
 
 
+def counts(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
 @record("copy_to_kv_cache")
 def copy_to_kv_cache(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    def counts(lengths: tuple[int, ...]) -> Tensor:
-        return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-
     new, cached = (3, 0, 1, 5), (3, 4, 11, 9)
     for page, each in ((4, 3), (3, 4)):
         pages = len(new) * each + 1
@@ -62,3 +65,94 @@ def copy_to_kv_cache(generator: torch.Generator, dtype: torch.dtype) -> Iterator
         "max_seq_len": 6, "max_pages_per_seq": 1, "is_non_paged": True,
     }  # fmt: skip
     yield Sample("rows", arguments, tuple(moved(name, *pair) for name, *pair in zip(("k_cache", "v_cache"), caches, news, strict=True)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """New tokens of sequences that a cache has: ``new`` of them each, to ``cached`` in all, in pages of ``page`` tokens, ``each`` a sequence."""
+
+    label: str
+    new: tuple[int, ...]
+    cached: tuple[int, ...]
+    page: int
+    each: int
+    heads: int = 2
+    groups: int = 2
+    width: int = 8
+    rotated: int = 0
+    interleaved: bool = False
+    from_zero: bool = False
+    window: tuple[int, int] = (-1, -1)
+
+    def places(self, i: int) -> range:
+        """The positions of the new tokens of sequence i."""
+        return range(self.cached[i] - self.new[i], self.cached[i])
+
+
+_STEPS = (
+    Step("one token each", (1, 1, 1), (1, 6, 9), 4, 3),
+    Step("rotated, several tokens or none, two to a key", (3, 0, 5, 1), (3, 4, 11, 9), 4, 3, heads=4, rotated=8),
+    Step("half rotated in pairs, a window", (2, 4), (7, 5), 3, 4, width=12, rotated=6, interleaved=True, window=(2, -1)),
+    Step("rotated from the first angle on, narrow values", (4, 2), (4, 3), 8, 1, groups=1, rotated=8, from_zero=True),
+)
+
+
+def rotated(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """``x [t, h, d]`` in float64 by the angles ``[t, 1, w]``, of both columns of a pair the same."""
+    turning, width = x[..., : angles.shape[-1]], angles.shape[-1] // 2
+    low, high = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(width), slice(width, None))
+    y = x.clone()
+    cos, sin = angles.cos(), angles.sin()
+    y[..., : 2 * width][..., low] = turning[..., low] * cos[..., low] - turning[..., high] * sin[..., low]
+    y[..., : 2 * width][..., high] = turning[..., high] * cos[..., high] + turning[..., low] * sin[..., high]
+    return y
+
+
+@record("prim_attention_step")
+def prim_attention_step(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for step in _STEPS:
+        yield step_sample(step, generator, dtype)
+
+
+def step_sample(step: Step, generator: torch.Generator, dtype: torch.dtype) -> Sample:
+    tokens, pages, values = sum(step.new), len(step.new) * step.each + 1, step.width - 4 * step.from_zero
+    q, k, v = (
+        random(generator, (tokens, n, w), dtype) for n, w in zip((step.heads, step.groups, step.groups), (step.width,) * 2 + (values,), strict=True)
+    )
+    caches = [random(generator, (pages, step.page, step.groups, width), dtype) for width in (step.width, values)]
+    table = torch.randperm(pages, generator=generator)[: pages - 1].view(len(step.new), step.each).int()
+    starts = torch.tensor([0 if step.from_zero else step.places(i).start for i in range(len(step.new))], dtype=torch.int32)
+    angles = torch.rand(step.page * step.each, 1, 1, step.rotated, generator=generator) * 6 if step.rotated else None
+    turned = [q.double(), k.double()]
+    if angles is not None:
+        positions = torch.cat([starts[i] + torch.arange(count) for i, count in enumerate(step.new)])
+        turned = [rotated(x, angles.double()[positions][:, 0], step.interleaved) for x in turned]
+    # What is rotated is rounded before it is read again.
+    turned = [x.to(dtype).double() for x in turned]
+    written = [cache.double() for cache in caches]
+    for cache, rows in zip(written, (turned[1], v.double()), strict=True):
+        for i, part in enumerate(rows.split(step.new)):
+            for row, position in zip(part, step.places(i), strict=True):
+                cache[table[i, position // step.page], position % step.page] = row
+    scale, most, parts = 0.3, 1.0, []
+    for i, queries in enumerate(turned[0].split(step.new)):
+        held = [cache[table[i].long()].flatten(0, 1)[: step.cached[i]].repeat_interleave(step.heads // step.groups, 1) for cache in written]
+        behind = torch.tensor(list(step.places(i)), dtype=torch.long)[:, None] - torch.arange(step.cached[i])
+        scores = scale * torch.einsum("ihd,jhd->hij", queries, held[0])
+        most = max(most, scores.abs().max().item() if scores.numel() else 0.0)
+        unseen = (behind < 0) | ((behind > step.window[0]) if step.window[0] >= 0 else torch.zeros_like(behind, dtype=torch.bool))
+        parts.append(torch.einsum("hij,jhe->ihe", scores.masked_fill(unseen, -torch.inf).softmax(-1), held[1]))
+    length = step.width + max(step.cached)
+    # Scores are of q and of k, each of which may be rounded the other way where it lies between two numbers.
+    size = rounding(dtype, largest_of([v, caches[1]]), length) * most * (4 if step.rotated else 1)
+    arguments = {
+        "q": q, "k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1], "page_table": table, "cu_new_lens": counts(step.new),
+        "cu_cached_lens": counts(step.cached), "angles": angles, "start_positions": starts if step.rotated and not step.from_zero else None,
+        "interleaved": step.interleaved, "max_new_len": max(step.new), "window_size": step.window, "scale": scale,
+    }  # fmt: skip
+    outputs = (
+        Output(None, torch.cat(parts), dtype, length, size),
+        Output("k_cache", written[0], dtype, 2, 8.0 * max(1.0, 2 * largest_of([k]))),
+        Output("v_cache", written[1].to(dtype)),
+    )
+    return Sample(step.label, arguments, outputs)

@@ -35,6 +35,7 @@ __all__ = [
     "check_outputs",
     "check_stats",
     "check_within",
+    "edges_of_window",
     "has_bias",
     "own_name",
     "side_inputs",
@@ -173,7 +174,7 @@ class ScoreRules(Generic[T]):
         return cls(
             scale=float(call.attn_scale),
             mask=int(call.attn_mask_type),
-            window=_window(call.window_size),
+            window=edges_of_window(call.window_size),
             bottom_right_diagonal=bool(call.bottom_right_diagonal),
             soft_cap=getattr(call, "soft_cap", None),
             bias_type=int(call.bias_type),
@@ -193,7 +194,7 @@ class ScoreRules(Generic[T]):
         return self.bias_type == NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS
 
 
-def _window(size: Sequence[int] | None) -> tuple[int, int]:
+def edges_of_window(size: Sequence[int] | None) -> tuple[int, int]:
     """The two edges of a window, None standing for none; one beyond int32 is as wide as any sequence."""
     if size is None:
         return -1, -1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from fusible.tex.calls.attention import Served, auxiliary, beyond_nvidias, check_outputs, check_stats, side_inputs
 from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.calls.checks import check_probability
-from fusible.tex.calls.kv_cache import check_cache_call
+from fusible.tex.calls.kv_cache import attention_of_step, check_cache_call, check_step, copy_of_step
+from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.protocol import TensorLike
@@ -82,3 +84,19 @@ class AttentionBySteps(Attention):
     def copy_to_kv_cache(self, call: CallArguments) -> None:
         check_cache_call(call)
         self._put_cache(call, format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD"))
+
+    def _functions_of_step(self, call: CallArguments) -> Any:
+        """What has the three functions that a step is made of."""
+        return self
+
+    @by_name
+    def prim_attention_step(self, call: CallArguments) -> Any:
+        check_step(call)
+        functions, q, k = self._functions_of_step(call), call.q, call.k
+        if call.angles is not None:
+            where = call.start_positions, NVTE_QKV_Format.NVTE_THD, call.interleaved, call.cu_new_lens, 1, 0
+            q, k = (functions.fused_rope_forward(x, call.angles, *where) for x in (q, k))
+        attention = attention_of_step(call, q)
+        self._served.check(SimpleNamespace(**attention))
+        functions.copy_to_kv_cache(**copy_of_step(call, k))
+        return functions.fused_attn_fwd(**attention)[0]

@@ -17,7 +17,7 @@ from fusible.errors import ArgumentError, FusibleError, ShapeError, expected
 from fusible.tex.calls.attention import PADDING, bounds, check_counts, check_within
 from fusible.tex.calls.attention_layout import Layout, format_name, layout
 from fusible.tex.calls.index_checks import check_cumulative, check_indices, check_lengths, check_positions
-from fusible.tex.calls.kv_cache import check_cache_call, check_cache_indices
+from fusible.tex.calls.kv_cache import check_cache_call, check_cache_indices, check_step, copy_of_step
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import CallArguments
 from fusible.tex.protocol import TensorLike
@@ -116,6 +116,8 @@ class RopeIndices(NamedTuple):
     cu_seqlens: Any
     cp_size: int
     cp_rank: int
+    name: str = "freqs"
+    """What the function calls the angles."""
 
 
 def check_rope_indices(call: RopeIndices, function: str) -> None:
@@ -140,7 +142,7 @@ def check_rope_indices(call: RopeIndices, function: str) -> None:
         return
     first = [0] * len(lengths) if start is None else start.flatten().tolist()[: len(lengths)]
     places = [place for at, length in zip(first, lengths, strict=True) if length for place in _ends_of(at, length, call.cp_size, call.cp_rank)]
-    check_positions(places, call.angles, f"{'freqs' if start is None else 'start_positions'} of {function}")
+    check_positions(places, call.angles, f"{call.name if start is None else 'start_positions'} of {function}")
 
 
 def _ends_of(first: int, length: int, cp_size: int, cp_rank: int) -> tuple[int, int]:
@@ -161,11 +163,20 @@ def _check_cache(call: CallArguments, function: str) -> None:
     check_cache_indices(call, format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD"))
 
 
+def _check_step(call: CallArguments, function: str) -> None:
+    check_step(call)
+    check_cache_indices(SimpleNamespace(**copy_of_step(call, call.k)), "THD", function)
+    if call.angles is not None:
+        rope = RopeIndices(call.q, call.angles.shape[0], call.start_positions, NVTE_QKV_Format.NVTE_THD, call.cu_new_lens, 1, 0, "angles")
+        check_rope_indices(rope, function)
+
+
 _INDICES = (
     "cu_cached_lens", "cu_new_lens", "cu_seqlens", "cu_seqlens_kv", "cu_seqlens_kv_padded", "cu_seqlens_q", "cu_seqlens_q_padded", "page_table",
     "page_table_k", "page_table_v", "start_positions",
 )  # fmt: skip
 _CHECKS: dict[str, Callable[[Any, str], None]] = {
+    "attention_step": _check_step,
     "copy_to_kv_cache": _check_cache,
     "fused_attn_bwd": check_attention_indices,
     "fused_attn_fwd": check_attention_indices,

@@ -1,16 +1,19 @@
-"""The checks of ``copy_to_kv_cache`` that its backends share."""
+"""What backends share of ``copy_to_kv_cache`` and ``prim.attention_step``: checks, and the calls that a step is made of."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.calls.attention import edges_of_window
 from fusible.tex.calls.index_checks import check_indices
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.interface.declare import CallArguments
 
-__all__ = ["check_cache_call", "check_cache_indices"]
+__all__ = ["attention_of_step", "check_cache_call", "check_cache_indices", "check_step", "copy_of_step", "room_of_step"]
 
 
 def check_cache_call(call: CallArguments) -> None:
@@ -71,7 +74,7 @@ def _check_pages(call: CallArguments) -> None:
         raise ShapeError(expected(wanted, of="page_table of copy_to_kv_cache", got=got, do="pass a row of pages for each sequence"))
 
 
-def _check_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room: int, *, packed: bool) -> None:
+def _check_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room: int, *, packed: bool, function: str) -> None:
     """Raise ``ArgumentError`` for cumulative lengths that are none, or that reach past the ``tokens`` of a call or the ``room`` of a sequence.
 
     ``packed``: sequences lie one after another, and ``tokens`` is of all of them.
@@ -79,20 +82,20 @@ def _check_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room:
     for name, ends in (("cu_new_lens", new), ("cu_cached_lens", cached)):
         if ends[0] < 0 or any(after < before for before, after in itertools.pairwise(ends)):
             wanted = "cumulative lengths from 0 on"
-            raise ArgumentError(expected(wanted, of=f"{name} of copy_to_kv_cache", got=list(ends), do="pass ones that never decrease"))
+            raise ArgumentError(expected(wanted, of=f"{name} of {function}", got=list(ends), do="pass ones that never decrease"))
     for i in range(len(new) - 1):
         added, held = new[i + 1] - new[i], cached[i + 1] - cached[i]
         if added > held or held > room:
             wanted = f"new tokens that fit in {room}"
-            raise ArgumentError(expected(wanted, of="cu_cached_lens of copy_to_kv_cache", got=f"{added} of {held}", do="check the lengths"))
+            raise ArgumentError(expected(wanted, of=f"cu_cached_lens of {function}", got=f"{added} of {held}", do="check the lengths"))
         if (new[i + 1] if packed else added) > tokens:
-            of, got = "cu_new_lens of copy_to_kv_cache", new[i + 1] if packed else added
-            raise ArgumentError(expected(f"at most {tokens} tokens", of=of, got=got, do="pass the lengths of new_k and new_v"))
+            of, got = f"cu_new_lens of {function}", new[i + 1] if packed else added
+            raise ArgumentError(expected(f"at most {tokens} tokens", of=of, got=got, do="pass the lengths of the new keys and values"))
 
 
-def check_cache_indices(call: CallArguments, name: str) -> None:
+def check_cache_indices(call: CallArguments, name: str, function: str = "copy_to_kv_cache") -> None:
     """Raise ``ArgumentError`` or ``ShapeError`` for a length or a page that is not in the tensors of ``copy_to_kv_cache``, whose tokens come in the
-    format ``name``; the indices lie on the host."""
+    format ``name``; the indices lie on the host. ``function``: what calls it so."""
     starts, cached = (x.flatten().tolist()[: call.b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))
     table = None if call.page_table is None else call.page_table.flatten().tolist()
     per = call.max_pages_per_seq
@@ -100,15 +103,72 @@ def check_cache_indices(call: CallArguments, name: str) -> None:
         size = cache.shape[1]
         sequences = call.b if name == "THD" else new.shape[name.index("B")]
         if sequences < call.b:
-            of, got = "new_k and new_v of copy_to_kv_cache", list(new.shape)
+            of, got = f"new_k and new_v of {function}", list(new.shape)
             raise ShapeError(expected(f"tokens of {call.b} sequences", of=of, got=got, do="pass those of each"))
         tokens = new.shape[0] if name == "THD" else new.shape[name.index("S")]
-        _check_lengths(starts, cached, tokens, size if call.is_non_paged else per * size, packed=name == "THD")
+        _check_lengths(starts, cached, tokens, size if call.is_non_paged else per * size, packed=name == "THD", function=function)
         if table is None:
             continue
         if call.is_non_paged:
-            check_indices(table[: call.b], cache.shape[0], "pages", "page_table of copy_to_kv_cache")
+            check_indices(table[: call.b], cache.shape[0], "pages", f"page_table of {function}")
             continue
         for i in range(call.b):
             used = -(-(cached[i + 1] - cached[i]) // size)
-            check_indices(table[i * per : i * per + used], cache.shape[0], "pages", "page_table of copy_to_kv_cache")
+            check_indices(table[i * per : i * per + used], cache.shape[0], "pages", f"page_table of {function}")
+
+
+def check_step(call: CallArguments) -> None:
+    """Raise for arguments of ``prim.attention_step`` that do not fit one another, but for what numbers in its tensors say."""
+    q, k, v, pages = (tuple(x.shape) for x in (call.q, call.k, call.v, call.k_cache))
+    fits = len(q) == len(k) == len(v) == 3 and q[0] == k[0] == v[0] and q[2] == k[2] and k[1] == v[1]
+    if not fits or call.k.dtype is not call.q.dtype or call.v.dtype is not call.q.dtype:
+        got = ", ".join(f"{x.dtype} {list(x.shape)}" for x in (call.q, call.k, call.v))
+        wanted = "[t, h, d], [t, g, d] and [t, g, e] of one dtype"
+        raise ShapeError(expected(wanted, of="q, k and v of prim.attention_step", got=got, do="pass the heads of the new tokens"))
+    if not k[1] or q[1] % k[1]:
+        of = "q of prim.attention_step"
+        raise ShapeError(expected(f"heads that are a multiple of the {k[1]} of k", of=of, got=q[1], do="share each of k between equally many"))
+    alike = call.k_cache.dtype is call.v_cache.dtype is call.q.dtype
+    if not alike or len(pages) != 4 or not pages[1] or pages[2:] != k[1:] or tuple(call.v_cache.shape) != (*pages[:2], *v[1:]):
+        got = f"{call.k_cache.dtype} {list(pages)} and {call.v_cache.dtype} {list(call.v_cache.shape)}"
+        wanted = f"pages of at least one token, [p, s, {k[1]}, {k[2]}] and [p, s, {v[1]}, {v[2]}] of {call.q.dtype}"
+        raise ShapeError(expected(wanted, of="k_cache and v_cache of prim.attention_step", got=got, do="pass caches of the tokens' heads"))
+    edges_of_window(call.window_size)
+    table = tuple(call.page_table.shape)
+    if len(table) != 2 or not table[1]:
+        of = "page_table of prim.attention_step"
+        raise ShapeError(expected("[b, n] with n of at least 1", of=of, got=list(table), do="pass a row of pages for each sequence"))
+    for name, lengths in (("cu_new_lens", call.cu_new_lens), ("cu_cached_lens", call.cu_cached_lens)):
+        if tuple(lengths.shape) != (table[0] + 1,):
+            of = f"{name} of prim.attention_step"
+            raise ShapeError(expected(f"[{table[0] + 1}]", of=of, got=list(lengths.shape), do="pass the cumulative lengths of the table's rows"))
+
+
+def copy_of_step(call: CallArguments, k: Any) -> dict[str, Any]:
+    """What a step calls ``copy_to_kv_cache`` with; ``k``: rotated."""
+    count, pages = call.page_table.shape
+    return {
+        "new_k": k, "new_v": call.v, "k_cache": call.k_cache, "v_cache": call.v_cache, "page_table": call.page_table,
+        "cu_new_lens": call.cu_new_lens, "cu_cached_lens": call.cu_cached_lens, "kv_format": NVTE_QKV_Format.NVTE_THD, "b": count,
+        "max_ctx_len": call.max_new_len, "max_seq_len": room_of_step(call), "max_pages_per_seq": pages, "is_non_paged": False,
+    }  # fmt: skip
+
+
+def attention_of_step(call: CallArguments, q: Any) -> dict[str, Any]:
+    """What a step calls ``fused_attn_fwd`` with, once its tokens are in the cache; ``q``: rotated."""
+    unset = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
+    return {
+        "max_seqlen_q": call.max_new_len, "max_seqlen_kv": room_of_step(call), "is_training": False, "attn_scale": call.scale, "p_dropout": 0.0,
+        "set_zero": True, "qkv_layout": NVTE_QKV_Layout.NVTE_Paged_KV_THD_BSHD_BSHD, "o_format": NVTE_QKV_Format.NVTE_THD,
+        "qkv_scale_inv_format": unset, "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS,
+        "attn_mask_type": NVTE_Mask_Type.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK, "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
+        "window_size": call.window_size, "bottom_right_diagonal": True, "cu_seqlens_q": call.cu_new_lens, "cu_seqlens_kv": call.cu_cached_lens,
+        "Q": q, "K": call.k_cache, "V": call.v_cache, "fake_dtype": call.q.dtype, "cu_seqlens_q_padded": None, "cu_seqlens_kv_padded": None,
+        "page_table_k": call.page_table, "page_table_v": call.page_table, "s_quantizer": None, "o_quantizer": None, "Bias": None,
+        "SoftmaxOffset": None, "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": False, "cuda_graph": False,
+    }  # fmt: skip
+
+
+def room_of_step(call: CallArguments) -> int:
+    """The tokens that a sequence can have."""
+    return call.k_cache.shape[1] * call.page_table.shape[1]

@@ -157,6 +157,48 @@ class Prim:
         """
 
     @function(
+        "q angles",
+        q="real [t h d]",
+        k="=q [t g d]",
+        v="=q [t g e]",
+        k_cache="=q [p s g d]",
+        v_cache="=q [p s g e]",
+        page_table="int32 [b n]",
+        cu_new_lens="int32 [b+1]",
+        cu_cached_lens="int32 [b+1]",
+        angles="fp32|fp64 [m 1 1 w]",
+        start_positions="int32 [b]",
+        alone="k_cache v_cache",
+    )
+    def prim_attention_step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Indices,
+        cu_new_lens: Lengths,
+        cu_cached_lens: Lengths,
+        angles: Tensor | None,
+        start_positions: Lengths | None,
+        interleaved: bool,
+        max_new_len: Size,
+        window_size: Sequence[int],
+        scale: Finite,
+    ) -> Any:
+        """``o [t, h, e]``: attention of new tokens over all that a cache holds of their sequences, themselves included; they are added to it.
+
+        What three functions do in turn: ``fused_rope_forward`` rotates q and k by ``angles`` (None: not at all), sequence i from
+        ``start_positions[i]`` on; ``copy_to_kv_cache`` writes k and v at the ends of their sequences, in pages; ``fused_attn_fwd`` reads them, q of a
+        token over its own place and what comes before it (padding causal, bottom right), within ``window_size``.
+
+        ``q [t, h, d]``, ``k [t, g, d]``, ``v [t, g, e]``: sequences one after another, ``diff(cu_new_lens)[i]`` tokens of sequence i, at most
+        ``max_new_len``. ``k_cache [pages, page size, g, d]``, ``v_cache``; ``page_table`` int32 ``[b, pages of a sequence]``; ``cu_cached_lens``
+        int32 ``[b + 1]``, with the new tokens. Raises ``ShapeError`` or ``ArgumentError`` before anything is written.
+        """
+
+    @function(
         "q k bias soft_cap alibi_slopes",
         do="real [_ * _ e]",
         q="=do [_ * _ d]",

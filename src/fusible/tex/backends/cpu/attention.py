@@ -11,13 +11,14 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import int32
-from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
+from fusible.tex.backends.cpu.rope import rotated
+from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, edges_of_window, own_name
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
 from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.calls.attention_query import support_query
 from fusible.tex.calls.attention_steps import AttentionBySteps
-from fusible.tex.calls.kv_cache import check_cache_call
-from fusible.tex.calls.memory_checks import check_no_inner_overlap
+from fusible.tex.calls.kv_cache import check_cache_call, check_step, room_of_step
+from fusible.tex.calls.memory_checks import check_no_inner_overlap, check_outputs_disjoint
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.declare import CallArguments, Request, by_name, inherited, requires
 from fusible.tex.protocol import to_torch
@@ -43,6 +44,13 @@ def _refused_beyond(request: Request) -> str | None:
     for name in ("bias", "soft_cap", "alibi_slopes"):
         if request[name] is not None:
             return f"serves attention without {name}, and there is one"
+    return None
+
+
+def _refused_step(request: Request) -> str | None:
+    for name, kind in request.kinds:
+        if isinstance(kind, tuple) and kind[1] not in _SERVED.dtypes:
+            return f"serves attention on float32, bfloat16 and float16, and {name} is {kind[1]}"
     return None
 
 
@@ -108,6 +116,41 @@ class AttentionKernels(AttentionBySteps):
         for given, written in zip((call.k_cache, call.v_cache), caches, strict=True):
             if written is not given:
                 given.copy_(written)
+
+    @requires(_refused_step)
+    @by_name
+    def prim_attention_step(self, call: CallArguments) -> Any:
+        check_step(call)
+        q, k, v, keys, values = memory = call.q, call.k, call.v, call.k_cache, call.v_cache
+        if not _lie_as_kernels_read(memory):
+            check_outputs_disjoint("prim_attention_step", vars(call))
+            return inherited(AttentionBySteps.prim_attention_step)(self, **vars(call))
+        lengths, cached, table = (
+            int32(x, f"{name} of prim.attention_step")
+            for name, x in (("cu_new_lens", call.cu_new_lens), ("cu_cached_lens", call.cu_cached_lens), ("page_table", call.page_table))
+        )
+        window = edges_of_window(call.window_size)
+        if call.angles is not None:
+            q, k = rotated((q, k), call.angles, call.interleaved, lengths, call.start_positions, "prim.attention_step")
+        native.copy_to_cache(k, keys, v, values, table, lengths, cached, True)
+        out, stats = torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype), torch.empty(2, *q.shape[:2], 1)
+        mask = float(call.scale), True, True, *window, True
+        lying = lengths, None, cached, None, table, table, None
+        native.attention_forward(q, keys, values, out, stats[0], stats[1], *mask, *lying, 0.0, _NOTHING_DRAWN, call.max_new_len, room_of_step(call))
+        return out
+
+
+_NOTHING_DRAWN = torch.zeros(2, dtype=torch.int64)
+
+
+def _lie_as_kernels_read(memory: tuple[Tensor, ...]) -> bool:
+    """Whether q, k, v and caches are read and written where they lie, and none lies in another's memory."""
+    *read, keys, values = memory
+    if any(x.stride(-1) != 1 for x in read) or not (keys.is_contiguous() and values.is_contiguous()):
+        return False
+    places = [x.untyped_storage().data_ptr() for x in read]
+    k, v = keys.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()
+    return k != v and k not in places and v not in places
 
 
 def _rules(call: CallArguments, offset: Tensor | None, dropout: float, rng_state: Tensor | None) -> ScoreRules[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.rope import Rope
 
-__all__ = ["RopeKernels"]
+__all__ = ["RopeKernels", "rotated"]
 
 _SBHD, _THD = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_THD
 
@@ -28,6 +29,18 @@ class RopeKernels(Rope):
     @by_name
     def fused_rope_backward(self, call: CallArguments) -> Any:
         return _rope(call, call.output_grads, "fused_rope_backward", backward=True)
+
+
+def rotated(
+    parts: Sequence[Tensor], angles: Tensor, interleaved: bool, cu_seqlens: Tensor, start_positions: Tensor | None, function: str
+) -> list[Tensor]:
+    """Heads ``[t, heads, width]`` of the same packed sequences, all rotated as ``fused_rope_forward`` does; ``cu_seqlens`` is contiguous int32."""
+    check_rope(parts[0], angles, _THD, cu_seqlens, 1, 0, function, torch.float32)
+    start = None if start_positions is None else int32(starts_of(parts[0], start_positions, _THD, cu_seqlens), f"start_positions of {function}")
+    freqs, rotated = angles.contiguous(), [torch.empty(x.shape, dtype=x.dtype) for x in parts]
+    for x, y in zip(parts, rotated, strict=True):
+        native.rope(x, y, freqs, False, interleaved, False, start, cu_seqlens, 1, 0)
+    return rotated
 
 
 def _rope(call: CallArguments, input: Any, function: str, *, backward: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from fusible.tex.calls.attention_query import support_query
 from fusible.tex.calls.attention_steps import AttentionBySteps
 from fusible.tex.interface.declare import CallArguments, inherited, requires
 from fusible.tex.protocol import QuantizerLike, to_torch
+from fusible.tex.selection.dispatch import inner
 
 __all__ = ["AttentionKernels"]
 
@@ -50,6 +52,10 @@ def _formats(call: CallArguments, quantizer: QuantizerLike | None = None, observ
     return _Formats(dtypes, quantizer if quantizes(quantizer) else None, observer)
 
 
+_BEST = SimpleNamespace(**{name: inner(name) for name in ("copy_to_kv_cache", "fused_attn_fwd", "fused_rope_forward")})
+"""Functions of a step, whoever serves them."""
+
+
 class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
     _served = Served("torch", frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64}), paged=True, alibi=True, fp8=True)
     _seeded, _put_cache = staticmethod(seeded), staticmethod(kv_cache.put)
@@ -58,6 +64,10 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
 
     def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
         return support_query(self._served, to_torch, arguments, named)
+
+    def _functions_of_step(self, call: CallArguments) -> Any:
+        """Its own on the host, whose kernels serve a step as a whole; of a device, those of a library that has them and no step."""
+        return self if call.q.is_cpu else _BEST
 
     def _attention_operands(self, call: CallArguments) -> tuple[Layout, _Formats]:
         given = layout(call.qkv_layout) or Layout("", "")  # it is not known yet whether it is served
