@@ -26,7 +26,7 @@ from score import REFERENCE, caught, kept
 
 import fusible.tex
 
-__all__ = ["Change", "Changed", "Changer", "changed", "changes", "is_in_source"]
+__all__ = ["Change", "Changed", "Changer", "changed", "changes", "is_in_source", "limited"]
 
 _TEX = Path(fusible.tex.__file__).parent
 _ROOMS = ("backends/torch_backend", "formulas", "formats", "calls")
@@ -370,7 +370,7 @@ class Changed:
         """``method`` with the change, which nobody else sees; a call without an end fails."""
 
         def wrong(**arguments: Any) -> Any:
-            with self.applied(), _limited(_SECONDS):
+            with self.applied(), limited(_SECONDS):
                 return method(**arguments)
 
         return wrong
@@ -381,14 +381,14 @@ _SECONDS = 3.0
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raises ``TimeoutError`` where the block takes longer."""
+def limited(seconds: float) -> Iterator[None]:
+    """Raises ``TimeoutError`` where the block takes longer, and once more after as long again: the first may be lost in an object's ``__del__``."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"the call takes more than {seconds} s")
 
     former = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
     try:
         yield
     finally:

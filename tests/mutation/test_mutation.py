@@ -7,6 +7,7 @@ make no other kernel, a function, a file, a name in it, why, and the change a li
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 import torch
 from behaviour import Mutant
 from score import REFERENCE, behavioural, caught, forget, functions, unread
-from source import Change, changed, changes, is_in_source
+from source import Change, changed, changes, is_in_source, limited
 
 _LISTED = Path(__file__).with_name("survivors.txt")
 
@@ -246,6 +247,15 @@ def test_a_change_that_has_no_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     function = "fp8_block_scaling_partial_cast"
     (back,) = [x for x in changes(function) if x.name == "MatrixSlice.rectangles" and x.what == "at += (whole or 1) * columns -> Sub"]
     assert _told(function, back)
+
+
+def test_a_limit_holds_where_its_error_is_lost() -> None:
+    with pytest.raises(TimeoutError), limited(0.05):
+        with contextlib.suppress(TimeoutError):
+            while True:
+                pass
+        while True:
+            pass
 
 
 def test_changes_are_those_that_calls_come_to() -> None:
