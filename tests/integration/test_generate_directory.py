@@ -32,7 +32,7 @@ class Loader:
     def __init__(self, model: TinyModel) -> None:
         self.model, self.asked = model, []
 
-    def __call__(self, folder: Path, format: str | None, device: torch.device) -> TinyModel:
+    def __call__(self, folder: Path, format: str | None, device: torch.device, executor: str | None) -> TinyModel:
         assert device.type == "cpu"
         self.asked.append(format)
         return self.model
@@ -118,7 +118,7 @@ def test_stop_strings_and_what_the_directory_recommends(folder: Path, loader: Lo
         (("--prompt", ""), "--prompt: expected at least one token"),
         (("--chat",), "--prompt: expected at least one character"),
         (("--bytes", "3"), "--bytes: expected a run of 'fusible train', got a Hugging Face directory"),
-        (("--executor", "xla"), "--executor: expected a run of 'fusible train'"),
+        (("--executor", "tvm"), "--executor: expected eager or xla, got 'tvm'; name one of these."),
         (("--recipe", "delayed"), "--recipe: expected a run of 'fusible train', got a Hugging Face directory"),
         (("--format", "int9"), "--format: expected one of bf16, fp8, "),
         (("--device", "cuda:99"), "--device: expected a device that torch has here, got 'cuda:99'; name another, such as cpu."),

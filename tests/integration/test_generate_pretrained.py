@@ -42,12 +42,23 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
     assert generated(from_pretrained(saved(name, tmp_path)), prompts) == wanted(name, prompts)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2_window", "gpt2"])
+def test_compiled_programs_generate_the_same_tokens(name: str, tmp_path: Path) -> None:
+    """In company: prompts that are read in pieces while others go on, texts that end."""
+    pytest.importorskip("jaxlib")
+    prompts = [drawn(length, seed=length) for length in (3, 19, 1)]
+    eager, compiled = (generated(from_pretrained(saved(name, tmp_path)).compile(by), prompts) for by in ("eager", "xla"))
+    assert compiled == eager
+
+
 def test_the_command_goes_on_from_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with_tokenizer(tmp_path)
     options = ["--prompt", "abc", "--temperature", "0", "--max-tokens", "8"]
     assert main(["generate", str(folder), *options]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("abc") and "8 tokens in" in printed.err
+    assert main(["generate", str(folder), *options, "--executor", "xla"]) == 0
+    assert capsys.readouterr().out == printed.out
     assert main(["generate", str(folder), *options, "--format", "mxfp8"]) == 0
     assert capsys.readouterr().out.startswith("abc")
     assert main(["generate", str(folder), *options, "--format", "int3"]) == 2

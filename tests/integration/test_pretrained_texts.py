@@ -193,6 +193,8 @@ def test_the_command_encodes_a_prompt_and_prints_a_text(tmp_path: Path, capsys: 
     assert main([*options, "--prompt", "abc", "--prompt", "hello"]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"[1]\n{texts[0]}\n[2]\n{texts[1]}\n" and "16 tokens in" in printed.err and "of 8 that were encoded" in printed.err
+    assert main([*options, "--prompt", "abc", "--prompt", "hello", "--executor", "xla"]) == 0
+    assert capsys.readouterr().out == printed.out
     assert main([*options, "--prompt", "abc", "--format", "mxfp8"]) == 0
     capsys.readouterr()
     assert main([*options, "--prompt", "abc", "--stop", texts[0][3]]) == 0

@@ -30,8 +30,8 @@ def test_kept_memory_is_not_fetched_again() -> None:
     for call in ("", "assert keep_freed_memory()"):
         run = subprocess.run([sys.executable, "-c", _FAULTS.format(call=call)], capture_output=True, text=True, check=True)
         faults[call] = int(run.stdout)
-    pages = 24 * 2**20 // 4096
-    assert faults[""] > pages // 2 > 10 * faults["assert keep_freed_memory()"]
+    # One block of eight may find its memory taken, and how large pages are is the machine's.
+    assert faults[""] > 4 * faults["assert keep_freed_memory()"]
 
 
 def test_a_command_keeps_memory_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", metavar="N", type=int, help="choose among the N likeliest (default: the directory's own, or all)")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the choices; each prompt of a directory has one more (default: 0)")
     parser.add_argument("--page-size", metavar="N", type=int, help="keep keys and values in pages of N (default: 16; of a run, in one piece)")
+    executors = f"{' or '.join(EXECUTORS)}: kernel by kernel, or programs that are compiled as the text begins (default: eager)"
+    parser.add_argument("--executor", metavar="E", help=executors)
     directories = parser.add_argument_group("of a Hugging Face directory")
     directories.add_argument("--chat", action="store_true", help="each prompt is what a user says, in the model's chat template")
     directories.add_argument("--system", metavar="TEXT", help="the system message of --chat")
@@ -36,7 +38,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     runs = parser.add_argument_group("of a run")
     runs.add_argument("--bytes", metavar="N", type=int, help="bytes to add to each prompt (default: 200)")
     runs.add_argument("--recipe", metavar="R", help="the run to use, where DIR has several (default: an FP8 one)")
-    runs.add_argument("--executor", metavar="E", help=f"{' or '.join(EXECUTORS)}: kernel by kernel, or compiled (default: eager)")
 
 
 COMMAND = Command(

@@ -38,7 +38,7 @@ def continue_prompts(given: argparse.Namespace) -> int:
         raise ArgumentError(expected("at least one character", of=of, got="none", do="give a text"))
     if encodes_text(Path(given.folder)):
         return write_texts(given, prompts, count, stop)
-    loaded = load_text_model(Path(given.folder), given.format, given.device or "cpu")
+    loaded = load_text_model(Path(given.folder), given.format, given.device or "cpu", given.executor)
     sampling = sampling_of(given, default_sampling(loaded.generation, _TEMPERATURE))
     tokens = [_tokens(loaded, prompt, given) for prompt in prompts]
     ends = loaded.tokenizer.stop_tokens

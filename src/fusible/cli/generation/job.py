@@ -18,6 +18,7 @@ from fusible.cli.generation.printing import TextStream
 from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.layout import load_runs
 from fusible.cli.training.model import ByteGPT
+from fusible.cli.training.options import check_executor
 from fusible.errors import ArgumentError, expected
 from fusible.machine import available_memory
 from fusible.models.generation import Sampling
@@ -26,12 +27,14 @@ from fusible.pytorch import KVCache, MultiHeadedSelfAttention, parameter_bytes, 
 __all__ = ["generate_text"]
 
 _BYTES, _TEMPERATURE, _EXECUTOR = 200, 0.8, "eager"
-_OF_RUNS = ("bytes", "executor", "recipe")
+_OF_RUNS = ("bytes", "recipe")
 _OF_DIRECTORIES = ("chat", "system", "max_tokens", "top_p", "min_p", "repetition_penalty", "stop", "format", "device", "max_memory")
 
 
 def generate_text(given: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    if given.executor is not None:
+        check_executor(given.executor)
     if is_model_folder(Path(given.folder)):
         _refuse(given, _OF_RUNS, "a run of 'fusible train'", "a Hugging Face directory")
         return continue_prompts(given)

@@ -53,14 +53,16 @@ def encodes_text(folder: Path) -> bool:
     return isinstance(plan, EncoderDecoderBlueprint) and isinstance(plan.inputs, Tokens)
 
 
-def load_language_model(folder: Path, format: str | None = None, device: torch.device | str = "cpu") -> NextTokenModel:
-    """The model in ``folder``, its weights held in ``format``, one of ``HELD_FORMATS``; None for as they are."""
+def load_language_model(folder: Path, format: str | None = None, device: torch.device | str = "cpu", executor: str | None = None) -> NextTokenModel:
+    """The model in ``folder``, its weights held in ``format``, one of ``HELD_FORMATS``; None for as they are. ``executor``: None for eager."""
     if format is None:
-        return language_model_from(folder, device=device)
-    return language_model_from(folder, held_format(format), dtype=torch.bfloat16, device=device)
+        model = language_model_from(folder, device=device)
+    else:
+        model = language_model_from(folder, held_format(format), dtype=torch.bfloat16, device=device)
+    return model if executor is None else model.compile(executor)
 
 
-def load_text_model(folder: Path, format: str | None = None, device: str = "cpu") -> TextModel:
+def load_text_model(folder: Path, format: str | None = None, device: str = "cpu", executor: str | None = None) -> TextModel:
     """All of ``folder``, the model on ``device``. What is wrong with options and small files is told first."""
     if format is not None:
         held_format(format)
@@ -71,7 +73,7 @@ def load_text_model(folder: Path, format: str | None = None, device: str = "cpu"
     config, generation = read_config(folder, "config.json"), read_config(folder, "generation_config.json")
     tokenizer = Tokenizer.from_folder(folder)
     chat = ChatTemplate.from_folder(folder, tokenizer.special_tokens)
-    return TextModel(folder, load_language_model(folder, format, place), tokenizer, chat, config, generation)
+    return TextModel(folder, load_language_model(folder, format, place, executor), tokenizer, chat, config, generation)
 
 
 def default_sampling(generation: Mapping[str, Any], temperature: float) -> Sampling:

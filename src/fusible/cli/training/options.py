@@ -11,7 +11,7 @@ from fusible.cli.lists import any_of, check_names, names_in
 from fusible.cli.run_options import RunOptions
 from fusible.errors import ArgumentError, expected
 
-__all__ = ["BF16_LAYERS", "BLOCKS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "RECIPES", "TrainOptions"]
+__all__ = ["BF16_LAYERS", "BLOCKS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "RECIPES", "TrainOptions", "check_executor"]
 
 RECIPES = ("bf16", "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 FP8_RECIPES = ("delayed", "current", "mxfp8", "block")
@@ -23,6 +23,12 @@ BYTES = 256
 
 BLOCKS = {"mxfp8": 32, "nvfp4": 16}
 """The block size of a recipe. Rows and columns of every quantized matrix have to be multiples of it."""
+
+
+def check_executor(name: str) -> None:
+    """Raise ``ArgumentError`` for an ``--executor`` that is none."""
+    if name not in EXECUTORS:
+        raise ArgumentError(expected(" or ".join(EXECUTORS), of="--executor", got=repr(name), do="name one of these"))
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,7 @@ class TrainOptions(RunOptions):
         check_names(self.recipes, RECIPES, "--recipe")
         if len(set(self.recipes)) != len(self.recipes):
             raise ArgumentError(expected("different recipes", of="--recipe", got=",".join(self.recipes), do="name each once"))
-        if self.executor not in EXECUTORS:
-            raise ArgumentError(expected(" or ".join(EXECUTORS), of="--executor", got=repr(self.executor), do="name one of these"))
+        check_executor(self.executor)
 
     def _check_precision(self) -> None:
         unknown = [name for name in self.bf16_layers if name not in BF16_LAYERS]
