@@ -96,6 +96,25 @@ def test_a_text_ends_where_the_configuration_says(tmp_path: Path) -> None:
     assert model.eval().generate(features, 8)[0] == text[: text.index(text[3]) + 1]
 
 
+def test_what_the_configuration_keeps_from_a_text_is_not_in_it(tmp_path: Path) -> None:
+    """What would be chosen, kept from being the first or from being anywhere, as transformers does it; and a token of a larger vocabulary."""
+    (features, _), theirs = given("whisper")
+    theirs.pop("decoder_input_ids")
+    model = model_of("whisper", tmp_path)
+    plain = model.generate(features, 12)
+    first, other = plain[0][0], next(token for token in plain[0] if token != plain[0][0])
+    suppressed = {"suppress_tokens": [other], "begin_suppress_tokens": [first, 51000]}
+    made = from_config({**reference("whisper").config.to_dict(), **suppressed})
+    assert isinstance(made, EncoderDecoderModel)
+    made.load_state_dict(model.state_dict())
+    found = made.eval().generate(features, 12)
+    with torch.no_grad():
+        options = {"do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12, "suppress_tokens": [other], "begin_suppress_tokens": [first]}
+        wanted = reference("whisper").generate(**theirs, **options)[:, -12:].tolist()
+    assert found == wanted and found != plain
+    assert all(text[0] != first and other not in text for text in found)
+
+
 def test_a_new_whisper_has_transformers_sinusoids(tmp_path: Path) -> None:
     model = from_config(reference("whisper").config.to_dict())
     positions = dict(model.stored_parameters())["model.encoder.embed_positions.weight"]

@@ -69,7 +69,7 @@ class EncoderDecoderBlueprint:
     whether these attentions take a mask of what is padding. ``head``: the product that gives logits of the last hidden states times ``head_scale``;
     with ``tied``, by the tokens' table, where the checkpoint has no weight for it. ``encoder_table`` and ``decoder_table``: relative positions, which
     self-attentions take as a mask. ``context``: the most tokens that the decoder was made for, None for any number. ``start``: the token that text
-    begins with; ``stop``: those that it ends with.
+    begins with; ``stop``: those that it ends with; ``unsaid``: those that none has, ``unsaid_first``: those that none has first, after what is given.
     """
 
     inputs: Inputs
@@ -80,6 +80,8 @@ class EncoderDecoderBlueprint:
     head: Product
     start: int
     stop: tuple[int, ...] = ()
+    unsaid: tuple[int, ...] = ()
+    unsaid_first: tuple[int, ...] = ()
     tied: bool = True
     head_scale: float = 1.0
     context: int | None = None

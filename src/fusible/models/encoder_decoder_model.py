@@ -154,8 +154,9 @@ class EncoderDecoderModel(PretrainedModel):
 
         ``inputs``: those of ``encode``, or lists of tokens, of any lengths. ``prompts``: what each text begins with, which is not given back
         (default: the token that the model's texts begin with); of Whisper, also what says language and task. ``stop_tokens``: one of these is a
-        text's last (default: those of the configuration). What is encoded is so once; a token's keys and values are kept. Raises ``ArgumentError``
-        for texts that do not fit in the model's context, ``ValuesError`` where logits are no numbers.
+        text's last (default: those of the configuration, which also says what a text never has, or never first). What is encoded is so once; a token's
+        keys and values are kept. Raises ``ArgumentError`` for texts that do not fit in the model's context, ``ValuesError`` where logits are no
+        numbers.
         """
         if not len(inputs):
             return []
@@ -178,6 +179,10 @@ class EncoderDecoderModel(PretrainedModel):
             cache.advance(lengths)
             if not logits.isfinite().all():
                 raise ValuesError(expected("finite logits", of="the model", got="NaN or infinity", do="look at the weights"))
+            logits[:, list(self.blueprint.unsaid)] = -torch.inf
+            for row, place in enumerate(going):
+                if not texts[place].made:
+                    logits[row, list(self.blueprint.unsaid_first)] = -torch.inf
             for place, token in zip(going, choose_tokens(logits, [texts[place].sampler for place in going]), strict=True):
                 texts[place].add(token, token in ends)
         return [text.made for text in texts]

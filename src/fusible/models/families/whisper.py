@@ -43,9 +43,16 @@ def whisper(config: Config) -> EncoderDecoderBlueprint:
         Product(("proj_out",), (vocabulary,), hidden, high_precision=True),
         start=next(iter(config.tokens("decoder_start_token_id")), 50257),
         stop=config.tokens("eos_token_id"),
+        unsaid=_words(config, "suppress_tokens"),
+        unsaid_first=_words(config, "begin_suppress_tokens"),
         tied=config.flag("tie_word_embeddings", True),
         context=context,
     )
+
+
+def _words(config: Config, name: str) -> tuple[int, ...]:
+    """Tokens of the vocabulary: the lists of a large one stand in smaller models' configurations, too."""
+    return tuple(token for token in config.tokens(name) if token < config.size("vocab_size"))
 
 
 def _norm(config: Config, name: str) -> Norm:
