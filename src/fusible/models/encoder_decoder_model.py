@@ -154,9 +154,9 @@ class EncoderDecoderModel(PretrainedModel):
 
         ``inputs``: those of ``encode``, or lists of tokens, of any lengths. ``prompts``: what each text begins with, which is not given back
         (default: the token that the model's texts begin with); of Whisper, also what says language and task. ``stop_tokens``: one of these is a
-        text's last (default: those of the configuration, which also says what a text never has, or never first). What is encoded is so once; a token's
-        keys and values are kept. Raises ``ArgumentError`` for texts that do not fit in the model's context, ``ValuesError`` where logits are no
-        numbers.
+        text's last (default: those of the configuration, which also says what a text never has, or never first). What is encoded is so once; the
+        keys and values of a token are kept. Raises ``ArgumentError`` for texts that do not fit in the model's context, ``ValuesError`` where logits
+        are no numbers.
         """
         if not len(inputs):
             return []
