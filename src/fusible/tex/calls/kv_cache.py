@@ -117,8 +117,8 @@ def check_cache_indices(call: CallArguments, name: str, function: str = "copy_to
             check_indices(table[i * per : i * per + used], cache.shape[0], "pages", f"page_table of {function}")
 
 
-def check_step(call: CallArguments) -> None:
-    """Raise for arguments of ``prim.attention_step`` that do not fit one another, but for what numbers in its tensors say."""
+def check_step(call: CallArguments) -> tuple[int, int]:
+    """The edges of the window. Raises for arguments of ``prim.attention_step`` that do not fit, but for what numbers in its tensors say."""
     q, k, v, pages = (tuple(x.shape) for x in (call.q, call.k, call.v, call.k_cache))
     fits = len(q) == len(k) == len(v) == 3 and q[0] == k[0] == v[0] and q[2] == k[2] and k[1] == v[1]
     if not fits or call.k.dtype is not call.q.dtype or call.v.dtype is not call.q.dtype:
@@ -133,7 +133,6 @@ def check_step(call: CallArguments) -> None:
         got = f"{call.k_cache.dtype} {list(pages)} and {call.v_cache.dtype} {list(call.v_cache.shape)}"
         wanted = f"pages of at least one token, [p, s, {k[1]}, {k[2]}] and [p, s, {v[1]}, {v[2]}] of {call.q.dtype}"
         raise ShapeError(expected(wanted, of="k_cache and v_cache of prim.attention_step", got=got, do="pass caches of the tokens' heads"))
-    edges_of_window(call.window_size)
     table = tuple(call.page_table.shape)
     if len(table) != 2 or not table[1]:
         of = "page_table of prim.attention_step"
@@ -142,6 +141,7 @@ def check_step(call: CallArguments) -> None:
         if tuple(lengths.shape) != (table[0] + 1,):
             of = f"{name} of prim.attention_step"
             raise ShapeError(expected(f"[{table[0] + 1}]", of=of, got=list(lengths.shape), do="pass the cumulative lengths of the table's rows"))
+    return edges_of_window(call.window_size)
 
 
 def copy_of_step(call: CallArguments, k: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import int32
 from fusible.tex.backends.cpu.rope import rotated
-from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, edges_of_window, own_name
+from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
 from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.calls.attention_query import support_query
@@ -120,7 +120,7 @@ class AttentionKernels(AttentionBySteps):
     @requires(_refused_step)
     @by_name
     def prim_attention_step(self, call: CallArguments) -> Any:
-        check_step(call)
+        window = check_step(call)
         q, k, v, keys, values = memory = call.q, call.k, call.v, call.k_cache, call.v_cache
         if not _lie_as_kernels_read(memory):
             check_outputs_disjoint("prim_attention_step", vars(call))
@@ -129,7 +129,6 @@ class AttentionKernels(AttentionBySteps):
             int32(x, f"{name} of prim.attention_step")
             for name, x in (("cu_new_lens", call.cu_new_lens), ("cu_cached_lens", call.cu_cached_lens), ("page_table", call.page_table))
         )
-        window = edges_of_window(call.window_size)
         if call.angles is not None:
             q, k = rotated((q, k), call.angles, call.interleaved, lengths, call.start_positions, "prim.attention_step")
         native.copy_to_cache(k, keys, v, values, table, lengths, cached, True)
