@@ -212,7 +212,7 @@ def _(draw: Draw) -> Given:
     cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
     q, scale = draw.tensor(sum(lengths), groups * draw.of(1, 2), width, type=kind), width**-0.5
     k, v = (draw.tensor(sum(lengths), groups, width, type=kind) for _ in "kv")
-    window, rotary = draw.of((-1, -1), (0, 0), (2, -1)), draw.of(None, nvte.Rotary(100.0), nvte.Rotary(10000.0, 2, interleaved=True))
+    window, rotary = draw.of((-1, -1), (0, 0), (2, -1)), draw.of(None, nvte.Rotary(100.0), nvte.Rotary(100.0, 4, interleaved=True))
     before = [[_held(pages, cache, i, starts[i]) for i in range(2)] for pages in (cache.k, cache.v)]
     # The position of a token is its place among the rows of as many tokens before it.
     placed = [

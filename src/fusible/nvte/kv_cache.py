@@ -90,7 +90,7 @@ def attention_step(
 
     ``q [tokens, heads, width]``, ``k, v [tokens, groups, width]``; the cache is used up.
     """
-    angles = None if rotary is None else rope_angles(q, rotary, max(cache.capacity, sequences.max_seqlen))
+    angles = None if rotary is None else rope_angles(q, rotary, cache.capacity)
     starts, interleaved = (None, False) if rotary is None else (cache.starts.data, rotary.interleaved)
     o = tex.prim.attention_step(
         q.data, k.data, v.data, cache.k.data, cache.v.data, cache.page_table.data, sequences.cu_seqlens.data, cache.cu_lengths.data, angles, starts,

@@ -15,6 +15,7 @@ from fusible.pytorch import (
     DelayedScaling,
     DotProductAttention,
     Float8CurrentScaling,
+    KVCache,
     Linear,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
@@ -58,6 +59,20 @@ def test_attention_is_that_of_the_rounded_operands(recipe: str, executor: str) -
     assert x.grad is not None and known.grad is not None
     assert (y - plain(known)).abs().max() <= BOUND and (x.grad - known.grad).abs().max() <= BOUND * max(1.0, known.grad.abs().max().item())
     assert (y - plain(x)).abs().max() > 100 * BOUND  # of the operands as they came it is another
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("recipe", SERVED)
+def test_a_cache_holds_what_the_rounded_operands_stand_for(recipe: str, executor: str) -> None:
+    x = torch.randn(1, LONGEST, 3 * HEADS * WIDTH, generator=torch.Generator().manual_seed(3))
+    cache, lengths = KVCache(1, LONGEST, dtype=torch.float32), torch.tensor([LONGEST])
+    model, plain = Sequential(DotProductAttention(HEADS, WIDTH)).compile(executor), Sequential(DotProductAttention(HEADS, WIDTH))
+    with torch.no_grad(), autocast(recipe=SERVED[recipe]):
+        y = model(x[0], lengths, cache=cache)
+    q, k, v = (rounded(part, SERVED[recipe], "input") for part in x.chunk(3, -1))
+    with torch.no_grad():
+        wanted = plain(torch.cat([q, k, v], -1))[0]
+        assert (y - wanted).abs().max() <= BOUND < (wanted - plain(x)[0]).abs().max() / 100
 
 
 def test_explain_shows_the_operands_types() -> None:

@@ -53,6 +53,15 @@ def test_a_step_is_its_three_calls_to_the_bit(backend: str, more: dict[str, Any]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_tokens_of_no_sequence_give_nothing(backend: str) -> None:
+    given = _step(cu_new_lens=_ints(0, 2, 3))
+    torch.full((4, 4, 16), torch.nan, dtype=torch.bfloat16)  # what freed memory may hold
+    with tex.set_backend(backend):
+        o = tex.prim.attention_step(**given)
+    assert o[:3].all() and not o[3].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_a_cache_that_an_operand_lies_in_is_refused(backend: str, name: str) -> None:
     given = _step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from fusible.tex.calls.attention import Served, auxiliary, beyond_nvidias, check_outputs, check_stats, side_inputs
@@ -96,7 +95,5 @@ class AttentionBySteps(Attention):
         if call.angles is not None:
             where = call.start_positions, NVTE_QKV_Format.NVTE_THD, call.interleaved, call.cu_new_lens, 1, 0
             q, k = (functions.fused_rope_forward(x, call.angles, *where) for x in (q, k))
-        attention = attention_of_step(call, q)
-        self._served.check(SimpleNamespace(**attention))
         functions.copy_to_kv_cache(**copy_of_step(call, k))
-        return functions.fused_attn_fwd(**attention)[0]
+        return functions.fused_attn_fwd(**attention_of_step(call, q))[0]
