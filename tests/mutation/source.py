@@ -382,15 +382,19 @@ _SECONDS = 3.0
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises ``TimeoutError`` where the block takes longer, and once more after as long again: the first may be lost in an object's ``__del__``."""
+    """Raises ``TimeoutError`` where the block takes longer, and once more after as long again: the first may be lost in an object's ``__del__``. For
+    the same reason no garbage is collected meanwhile: callbacks of others are called then (hypothesis has one), and what they raise is lost."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"the call takes more than {seconds} s")
 
-    former = signal.signal(signal.SIGVTALRM, stop)
+    collects, former = gc.isenabled(), signal.signal(signal.SIGVTALRM, stop)
+    gc.disable()
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, former)
+        if collects:
+            gc.enable()

@@ -8,6 +8,7 @@ make no other kernel, a function, a file, a name in it, why, and the change a li
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import warnings
 from pathlib import Path
@@ -256,6 +257,18 @@ def test_a_limit_holds_where_its_error_is_lost() -> None:
                 pass
         while True:
             pass
+
+
+def test_no_callback_of_a_collection_takes_a_limits_error() -> None:
+    called: list[str] = []
+    gc.callbacks.append(lambda phase, info: called.append(phase))
+    try:
+        with limited(30):
+            kept = [[i] for i in range(100_000)]
+            during = len(called)
+    finally:
+        gc.callbacks.pop()
+    assert kept and not during and gc.isenabled()
 
 
 def test_changes_are_those_that_calls_come_to() -> None:

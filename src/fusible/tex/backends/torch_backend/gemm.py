@@ -123,8 +123,14 @@ def _matrix_product(A: Tensor, transA: bool, B: Tensor, transB: bool, bias: Tens
     if transA and not transB and A.is_cpu:
         return linear(B, A, bias)  # the same two kernels, without the object of a transpose
     a, b = A.t() if transA else A, B.t() if transB else B
+    if not A.is_cuda:  # where products are exact, without the object of a context
+        return _product(b, a, bias)
     with exact_sums(a):
-        return torch.mm(b, a) if bias is None else torch.addmm(bias.contiguous(), b, a)
+        return _product(b, a, bias)
+
+
+def _product(b: Tensor, a: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(b, a) if bias is None else torch.addmm(bias.contiguous(), b, a)
 
 
 def _row_sum_of(B: Tensor, dtype: torch.dtype) -> Tensor:
