@@ -116,9 +116,11 @@ class FirstError {
 };
 
 /// A loop by a pool. The caller takes part, and waits for no helper that has not begun: such a one finds nothing left to do, perhaps much later, and
-/// so the loop lives as long as the last of them.
+/// so the loop lives as long as the last of them. Each takes `step` tasks at a time that follow one another, as those of OpenMP's schedule do: what
+/// neighbouring tasks read lies side by side, and two threads that took turns would each fetch all of it.
 struct PooledLoop {
     std::size_t count;
+    std::size_t step;
     Task task;
     const void* context;
     std::atomic<std::size_t> next{0};
@@ -128,17 +130,21 @@ struct PooledLoop {
     void take_part() {
         const DefaultArithmetic as_the_caller;
         helps = true;
-        for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
-            error.guard([&] { task(context, i); });
-            done.fetch_add(1, std::memory_order_release);
+        for (std::size_t begin = next.fetch_add(step); begin < count; begin = next.fetch_add(step)) {
+            const std::size_t end = std::min(begin + step, count);
+            for (std::size_t i = begin; i < end; ++i) error.guard([&] { task(context, i); });
+            done.fetch_add(end - begin, std::memory_order_release);
         }
         helps = false;
     }
 };
 
+constexpr std::size_t kShares = 4;  // of a loop, for each thread: so that one that comes late, or is slow, holds up little
+
 void run_by_pool(std::size_t count, int helpers, Task task, const void* context) {
     const auto loop = std::make_shared<PooledLoop>();
     loop->count = count;
+    loop->step = std::max<std::size_t>(1, count / (kShares * static_cast<std::size_t>(helpers + 1)));
     loop->task = task;
     loop->context = context;
     for (int i = 0; i < helpers; ++i) {
