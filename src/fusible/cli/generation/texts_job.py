@@ -44,7 +44,8 @@ def write_texts(given: argparse.Namespace, prompts: Sequence[str], count: int, s
         raise ArgumentError(expected("at least one token", of="--prompt", got="none", do="give a text to encode"))
     model = from_pretrained(folder, recipe, dtype=dtype, device=device)
     assert isinstance(model, EncoderDecoderModel)
-    model.compile(given.executor or "eager")
+    if given.executor is not None:
+        model.compile(given.executor)
     samplings = [replace(sampling, seed=given.seed + i) for i in range(len(tokens))]
     ends = tokenizer.stop_tokens | set(model.blueprint.stop)
     began = time.perf_counter()

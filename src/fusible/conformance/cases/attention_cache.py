@@ -98,7 +98,10 @@ _STEPS = (
 
 
 def rotated(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
-    """``x [t, h, d]`` in float64 by the angles ``[t, 1, w]``, of both columns of a pair the same."""
+    """``x [t, h, d]`` in float64 by the angles ``[t, 1, w]``, of both columns of a pair the same.
+
+    Pair by pair: a matrix, as ``rope`` has it, would take a NaN to all of its row.
+    """
     turning, width = x[..., : angles.shape[-1]], angles.shape[-1] // 2
     low, high = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(width), slice(width, None))
     y = x.clone()
