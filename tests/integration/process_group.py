@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
@@ -74,3 +75,4 @@ def _worker(rank: int, size: int, meeting: str, out: str, jobs: Sequence[Job]) -
     torch.save(results, out)
     dist.barrier()
     dist.destroy_process_group()
+    gc.collect()  # a group that a cycle holds has threads, which may not outlive the interpreter

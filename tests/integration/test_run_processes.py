@@ -86,13 +86,25 @@ os.write(1, f"rank {rank} done\\n".encode())  # in one piece: print would write 
 dist.barrier(device_ids=[rank])
 dist.destroy_process_group()
 """
-LEFT = """
+LEFT_AT_END = """
 import atexit
+from pathlib import Path
+import torch
+
+def look():
+    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    print("left at the end:", torch.distributed.is_initialized(), sum("gloo" in name for name in threads))
+
+atexit.register(look)  # run after what is registered later
+"""
+LEFT = """
+import left_at_end
 import torch
 import torch.distributed as dist
 
-atexit.register(lambda: print("left at the end:", dist.is_initialized()))  # run after what is registered later
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+cycle = [dist.group.WORLD]
+cycle.append(cycle)
 dist.all_reduce(torch.ones(300, device="cuda"), async_op=True)
 print("there:", dist.is_initialized())
 """
@@ -142,8 +154,9 @@ def test_workers_of_torchrun_meet_over_gloo(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 def test_a_program_that_leaves_its_groups_ends_without_them(tmp_path: Path) -> None:
     """Else a thread of gloo that is still at work while Python is taken down aborts the process, a few times in a hundred."""
+    (tmp_path / "left_at_end.py").write_text(LEFT_AT_END)
     (tmp_path / "program.py").write_text(LEFT)
-    assert _run(tmp_path, "program.py") == "there: True\nleft at the end: False\n"
+    assert _run(tmp_path, "program.py") == "there: True\nleft at the end: False 0\n"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is None, reason="NVIDIA's Python package is not installed")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import math
 import re
@@ -181,6 +183,9 @@ class Ranks:
             wanted, of, do = f"to meet the other {self.world - 1} of {self.world}", f"rank {self.rank}", "start all ranks by torchrun"
             raise ExecutionError(expected(wanted, of=of, got=_first_sentence(error), do=do)) from error
         self.reached(self._at)
+        # A group's threads end with the last that holds it, and cycles of objects hold groups. One that drops a tensor while the interpreter is taken
+        # down is ended by it, and the whole process aborts.
+        atexit.register(gc.collect)
         dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world, timeout=_TIMEOUT)
         self._check_agreed(facts)
         copies, shards = (1, layout.data) if layout.shard else (layout.data, 1)

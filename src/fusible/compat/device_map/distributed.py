@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,8 +32,9 @@ def _take_gloo(given: dict[str, Any]) -> None:
 
 
 def _ended_in_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which makes the first process group, so that what is left of the groups ends before Python does. NCCL's clients need not destroy
-    theirs; but a thread of gloo that drops a tensor while the interpreter is taken down is ended by it, and the whole process aborts."""
+    """``function``, which makes the first process group, so that what is left of the groups ends before Python does, with its threads, which live as
+    long as a cycle of objects holds a group. NCCL's clients need not destroy theirs; but a thread of gloo that drops a tensor while the interpreter
+    is taken down is ended by it, and the whole process aborts."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,6 +48,7 @@ def _ended_in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 def _end_groups() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    gc.collect()
 
 
 def _take_host(given: dict[str, Any]) -> None:
