@@ -30,9 +30,10 @@ from safetensors.torch import save as save_tensors
 
 import fusible
 from fusible import lazy
-from fusible.cli.training.checkpoint import _fingerprint, _seal, save_checkpoint
+from fusible.cli.training.checkpoint import _seal, save_checkpoint
 from fusible.cli.training.layout import load_runs
 from fusible.cli.training.options import TrainOptions
+from fusible.cli.training.shards import fingerprint_of
 from fusible.cli.training.text import read_text
 from fusible.cli.training.trainer import Trainer
 from fusible.errors import CheckpointError
@@ -274,7 +275,7 @@ def in_tensors(folder: Path, other: Path, rng: random.Random) -> str:
     path.write_bytes(save_tensors(tensors))
     manifest = json.loads((folder / "run" / "state.json").read_text())
     del manifest["sha256"]
-    manifest["files"][path.name] = _fingerprint(path.read_bytes())
+    manifest["files"][path.name] = fingerprint_of(path.read_bytes())
     (folder / "run" / "state.json").write_text(json.dumps({**manifest, "sha256": _seal(manifest)}))
     return f"{path.name}: {said}"
 

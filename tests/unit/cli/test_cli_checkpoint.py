@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from fusible.cli.training.checkpoint import Checkpoint, _fingerprint, _seal, load_checkpoint, save_checkpoint
+from fusible.cli.training.checkpoint import Checkpoint, _seal, load_checkpoint, save_checkpoint
 from fusible.cli.training.options import TrainOptions
+from fusible.cli.training.shards import fingerprint_of
 from fusible.cli.training.text import Text, read_text
 from fusible.cli.training.trainer import Trainer
 from fusible.errors import CheckpointError
@@ -144,7 +145,7 @@ def write_shards(folder: Path, shards: list[Shard]) -> None:
     for number, (held, places) in enumerate(shards, 1):
         name = f"shard-{number:05d}-model-00001-of-00001.safetensors"
         (folder / name).write_bytes(content := save(held, {"DCP_SHARDING_INFO": json.dumps(places)}))
-        files[name] = _fingerprint(content)
+        files[name] = fingerprint_of(content)
     reseal(folder, files=files)
 
 

@@ -11,28 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import re
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import nn
 
 from fusible.cli.run_options import MAX_STEPS
 from fusible.cli.training.memory import parameter_count
 from fusible.cli.training.options import RECIPES, TrainOptions
 from fusible.cli.training.record import Record
-from fusible.distributed import save_sharded
+from fusible.cli.training.shards import Shards, fingerprint_of, save_together
 from fusible.errors import CheckpointError, expected
 from fusible.files import Replacement, locate, parse_json, read_file, replace_files
+from fusible.models.training.shards import Shard, is_shard, put_together
 
 if TYPE_CHECKING:
     from fusible.cli.training.ranks import Ranks
@@ -43,7 +40,6 @@ __all__ = [
     "MOMENT_KINDS",
     "Manifest",
     "RNG_STATE",
-    "Shards",
     "files_of_checkpoints",
     "has_checkpoint",
     "load_checkpoint",
@@ -61,20 +57,8 @@ _MANIFEST_LIMIT = 2**20 + 32 * MAX_STEPS
 RNG_STATE = "torch_rng_state"
 MOMENT_KINDS = ("step", "exp_avg", "exp_avg_sq")
 """Of an optimizer; that of a parameter is saved by its name and the kind."""
-_SHARD = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors")
-_PIECES = "DCP_SHARDING_INFO"
-"""The entry of a shard's header that says where its tensors begin in the whole ones."""
-
 _TENSORS_SLACK = 2**20
 """Bytes per layer, and once more, for the rest of a file: names, shapes and the scaling state."""
-
-
-class Shards(NamedTuple):
-    """What this process has of the parameters of ``model``, and of an optimizer's ``moments`` by their kinds: as ``save_sharded`` takes them."""
-
-    model: nn.Module
-    parameters: Mapping[str, torch.Tensor]
-    moments: Mapping[str, Mapping[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +100,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 def files_of_checkpoints(folder: Path) -> list[str]:
     """The names of the files that checkpoints may have left in ``folder``; the manifest is the last."""
-    shards = {path.name for place in Replacement.places(folder) for path in place.glob("shard-*") if _SHARD.fullmatch(path.name)}
+    shards = {path.name for place in Replacement.places(folder) for path in place.glob("shard-*") if is_shard(path.name)}
     return [*sorted(shards), *CHECKPOINT_FILES]
 
 
@@ -127,32 +111,18 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """
     model = save_tensors(_plain(checkpoint.model), {"fusible": json.dumps({"model": "ByteGPT", **_about(checkpoint)}, sort_keys=True)})
     files = {_MODEL: model, _STATE: save_tensors(_plain(checkpoint.state))}
-    replace_files(folder, {**files, _MANIFEST: _manifest(checkpoint, {name: _fingerprint(content) for name, content in files.items()})})
+    replace_files(folder, {**files, _MANIFEST: _manifest(checkpoint, {name: fingerprint_of(content) for name, content in files.items()})})
 
 
 def save_shards(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
-    """The same by several processes, all of which call it. The first makes the checkpoint valid when all have written their shards."""
+    """The same by several processes, all of which call it."""
     assert checkpoint.shards is not None
-    replacement: Replacement | None = None
-    try:
-        with ranks.telling():
-            if ranks.first:
-                replacement = Replacement(folder, _STATE)
-        saving = Replacement.place(folder)
-        own = {name: _fingerprint(read_file(saving / name)) for name in save_sharded(saving, *checkpoint.shards)}
-        files = {
-            name: fingerprint
-            for of_rank in ranks.texts(json.dumps(own))
-            for name, fingerprint in parse_json(of_rank, of="the shards of a rank").items()
-        }
-        with ranks.telling():
-            if replacement is not None:
-                rest = save_tensors(_plain({**checkpoint.model, **checkpoint.state}))
-                replacement.complete({_STATE: rest, _MANIFEST: _manifest(checkpoint, {**files, _STATE: _fingerprint(rest)})})
-    except BaseException:
-        if replacement is not None:
-            replacement.abandon()
-        raise
+
+    def rest(files: dict[str, Any]) -> dict[str, bytes]:
+        content = save_tensors(_plain({**checkpoint.model, **checkpoint.state}))
+        return {_STATE: content, _MANIFEST: _manifest(checkpoint, {**files, _STATE: fingerprint_of(content)})}
+
+    save_together(folder, checkpoint.shards, ranks, _STATE, rest)
 
 
 def _about(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -174,7 +144,8 @@ def load_checkpoint(folder: Path, manifest: Manifest | None = None) -> Checkpoin
     parameters = parameter_count(said.options)
     limits = {_MODEL: 4 * parameters + slack, _STATE: 8 * parameters + slack}
     contents = {name: _read(folder, name, fingerprint, limits.get(name, 12 * parameters + slack)) for name, fingerprint in said.files.items()}
-    tensors = _put_together(folder, {name: contents.pop(name) for name in said.files if name not in limits})
+    shards = {name: contents.pop(name) for name in said.files if name not in limits}
+    tensors = put_together(folder, {name: Shard(content, _tensors(folder, name, content)) for name, content in shards.items()})
     for name, content in contents.items():
         tensors |= _tensors(folder, name, content)
     state = {name: tensors.pop(name) for name in list(tensors) if name == RNG_STATE or name.rpartition(".")[2] in MOMENT_KINDS}
@@ -217,7 +188,7 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
 
 def _are_files(names: Collection[str]) -> bool:
     others = set(names) - {_STATE}
-    return _STATE in names and bool(others) and (others == {_MODEL} or all(map(_SHARD.fullmatch, others)))
+    return _STATE in names and bool(others) and (others == {_MODEL} or all(map(is_shard, others)))
 
 
 def _read(folder: Path, name: str, fingerprint: dict[str, Any], limit: int) -> bytes:
@@ -225,7 +196,7 @@ def _read(folder: Path, name: str, fingerprint: dict[str, Any], limit: int) -> b
     content = read_file(path, limit=limit, do="use a whole checkpoint")
     if len(content) != fingerprint["bytes"]:
         raise CheckpointError(expected(f"{fingerprint['bytes']} bytes", of=str(path), got=len(content), do="use an intact checkpoint"))
-    if _fingerprint(content) != fingerprint:
+    if fingerprint_of(content) != fingerprint:
         raise CheckpointError(expected("the content that was saved", of=str(path), got="an altered one", do="use an intact checkpoint"))
     return content
 
@@ -238,55 +209,8 @@ def _tensors(folder: Path, name: str, content: bytes) -> dict[str, torch.Tensor]
         raise CheckpointError(expected("a safetensors file", of=of, got=f"damaged bytes ({error})", do="use an intact checkpoint")) from None
 
 
-def _put_together(folder: Path, shards: Mapping[str, bytes]) -> dict[str, torch.Tensor]:
-    """Whole tensors of the pieces in ``shards``."""
-    pieces: dict[str, list[tuple[list[int], torch.Tensor]]] = defaultdict(list)
-    for file, content in shards.items():
-        tensors = _tensors(folder, file, content)
-        begins = _begins(folder, file, content)
-        for name, tensor in tensors.items():
-            pieces[name].append((begins[name], tensor))
-    return {name: _whole(f"{name} in {folder}", of_name) for name, of_name in pieces.items()}
-
-
-def _whole(of: str, pieces: Sequence[tuple[list[int], torch.Tensor]]) -> torch.Tensor:
-    dimensions, dtype = {piece.ndim for _, piece in pieces}, pieces[0][1].dtype
-    if len(dimensions) > 1 or any(piece.dtype != dtype for _, piece in pieces):
-        raise CheckpointError(expected("pieces of one tensor", of=of, got="others", do="use an intact checkpoint"))
-    places = [[(begin, begin + size) for begin, size in zip(begins, piece.shape, strict=True)] for begins, piece in pieces]
-    shape = [max(stop for _, stop in along) for along in zip(*places, strict=True)]
-    if math.prod(shape) != sum(piece.numel() for _, piece in pieces):
-        raise CheckpointError(expected("all of it", of=of, got="some pieces", do="use an intact checkpoint"))
-    whole = torch.zeros(shape, dtype=dtype)
-    for place, (_, piece) in zip(places, pieces, strict=True):
-        whole[tuple(slice(*along) for along in place)] = piece
-    return whole
-
-
-def _begins(folder: Path, name: str, content: bytes) -> dict[str, list[int]]:
-    """Where the tensors of a shard begin in the whole ones."""
-    of = str(locate(folder, name))
-    header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")], of=of)
-    about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
-    places = parse_json(about.get(_PIECES, "{}"), of=of)
-    found: dict[str, Any] = (
-        {tensor: place.get("saved_offsets") for tensor, place in places.items() if isinstance(place, dict)} if isinstance(places, dict) else {}
-    )
-    if found.keys() != header.keys() or not all(_is_place(begins, header[tensor]["shape"]) for tensor, begins in found.items()):
-        raise CheckpointError(expected("a place for each tensor", of=of, got="others", do="use an intact checkpoint"))
-    return found
-
-
-def _is_place(begins: Any, shape: Sequence[int]) -> bool:
-    return isinstance(begins, list) and len(begins) == len(shape) and all(type(begin) is int and begin >= 0 for begin in begins)
-
-
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _fingerprint(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _is_fingerprint(saved: Any) -> bool:

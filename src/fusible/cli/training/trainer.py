@@ -12,12 +12,13 @@ from typing import Any, Self
 import torch
 
 from fusible import tex
-from fusible.cli.training.checkpoint import MOMENT_KINDS, RNG_STATE, Checkpoint, Shards
+from fusible.cli.training.checkpoint import MOMENT_KINDS, RNG_STATE, Checkpoint
 from fusible.cli.training.model import ByteGPT, Stage
 from fusible.cli.training.observation import join_summaries, summarize_calls
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.ranks import ALONE, Ranks
 from fusible.cli.training.record import Record
+from fusible.cli.training.shards import Shards
 from fusible.cli.training.text import Text
 from fusible.distributed import shard_tensors
 from fusible.errors import ArgumentError, CheckpointError, expected
