@@ -454,6 +454,33 @@ def models_of_families(rank: int) -> None:
         parallelize(counts, mesh_of(("cp", dist.get_world_size())))
 
 
+def embeddings(rank: int) -> None:
+    """Of more tokens than can be shared out equally, one of which is padding; trained by a fused optimizer, whose gradients lie as parameters do."""
+    world = dist.get_world_size()
+    for tokens, padding in ((world * 3 + 1, None), (world * 3 + 1, 0), (world * 3 + 1, world * 3), (1, None), (world - 1, None)):
+        text = torch.randint(tokens, (2, 40), generator=torch.Generator().manual_seed(0))
+        torch.manual_seed(2)
+        alone = nn.Sequential(nn.Embedding(tokens, 8, padding_idx=padding), fusible.LayerNorm(8), fusible.Linear(8, 8))
+        shared = parallelize(deepcopy(alone), along_tp())
+        weight = shared[0].weight
+        for model in (alone, shared):
+            optimizer = fusible.FusedAdam(model.parameters(), lr=0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(text).square().mean().backward()
+                optimizer.step()
+        assert weight.grad.placements == weight.placements and weight.grad.to_local().shape == weight.to_local().shape
+        with torch.no_grad():
+            assert torch.allclose(shared(text), alone(text), rtol=1e-4, atol=1e-5)
+        assert torch.allclose(weight.full_tensor(), alone[0].weight, rtol=1e-4, atol=1e-5)
+        for wrong in (-1, tokens):
+            with pytest.raises(ArgumentError, match=f"an Embedding: expected tokens from 0 to {tokens - 1}, got {wrong};"):
+                shared(torch.tensor([[0, wrong]]))
+    for options, sentence in (({"max_norm": 1.0}, "expected no max_norm, got 1.0"), ({"scale_grad_by_freq": True}, "no scale_grad_by_freq")):
+        with pytest.raises(NotServedError, match=f"an Embedding that is parallelized along 'tp': expected .*{sentence[9:]}"):
+            parallelize(nn.Sequential(nn.Embedding(8, 8, **options), fusible.Linear(8, 8)), along_tp())
+
+
 def begins_on_meta(rank: int) -> None:
     """A model that nobody has ever held whole begins with the values that it begins with in one process."""
     world = dist.get_world_size()

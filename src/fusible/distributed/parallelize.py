@@ -11,11 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, Rewritten, expert_parallel, tensor_parallel
 from fusible.compute_pipeline import context_parallel as sequences_shared
-from fusible.distributed.embedding import WholeEmbedding
+from fusible.distributed.embedding import VocabularyEmbedding, WholeEmbedding
 from fusible.distributed.mesh import check_mesh, size_of
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
@@ -139,16 +138,17 @@ def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, 
     changes = _changes(model, rewrite)
     held = {id(change.module._parameters[name]): _parts(name, holding, process) for change in changes for _, _, name, holding in change.held()}
     embeddings = {module: _WHOLE if held.get(id(module.weight)) == [_WHOLE] else _VOCABULARY for module in _embeddings(model)}
+    for module, part in embeddings.items():
+        if part is _VOCABULARY:
+            VocabularyEmbedding.check(module)
     _check_ties(model, changes, embeddings, process)
     place = _Place(mesh, process, group)
     _lay_out(model, changes, place)
     for module, part in embeddings.items():
-        module.weight = weight = _laid_out(module.weight, part, place)
-        if part is _WHOLE:  # as what computes the logits has it: each process embeds all tokens, and finds the whole gradient
-            WholeEmbedding.take(module, Share.all_of("weight"))
-            continue
-        parallelize_module(module, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate(), use_local_output=True))
-        module.weight = weight  # which the line before has wrapped in a parameter of its own
+        module.weight = _laid_out(module.weight, part, place)
+        # Where what computes the logits has it whole, each process embeds all tokens, and finds the whole gradient.
+        kind = WholeEmbedding if part is _WHOLE else VocabularyEmbedding
+        kind.take(module, Share.all_of("weight"))
 
 
 def _share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
