@@ -116,7 +116,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "pattern": (["--data", "none-*.txt"], "a pattern that fits files"),
     "demo": (["--hidden", "8"], "--hidden: expected no such option"),
     "device": (["--device", "tape"], "--device: expected a device that torch has here, got 'tape'"),
-    "processes": (["--tensor-parallel", "2"], "--tensor-parallel: expected no such option"),
+    "processes": (["--tensor-parallel", "2"], "the number of processes: expected the 1 that were started"),
 }
 
 

@@ -66,7 +66,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     option("decay_steps", "N", int, "step at which the learning rate has fallen to a twentieth of its peak, where it stays")
     option("seed", "N", int, "seed of weights and batches")
     option("text", "FILE", str, "the text to learn", "the interpreter's documentation topics")
-    many = parser.add_argument_group("processes, as torchrun --nproc-per-node N -m fusible train starts them")
+    many = parser.add_argument_group(
+        "processes, as torchrun --nproc-per-node N -m fusible train starts them",
+        "with --model: --tensor-parallel, --sequence-parallel, --expert-parallel, --data-parallel and --shard-parameters",
+    )
     many.add_argument("--tensor-parallel", metavar="N", type=int, default=1, help="processes that share out columns and heads (default: 1)")
     many.add_argument("--sequence-parallel", action="store_true", help="these share out the rows of norms and residuals too")
     many.add_argument("--context-parallel", metavar="N", type=int, default=1, help="processes that share out the bytes of a window (default: 1)")

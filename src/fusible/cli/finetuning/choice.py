@@ -12,18 +12,14 @@ from fusible.cli.finetuning.options import OWN, FinetuneOptions
 from fusible.cli.training.options import TrainOptions
 from fusible.errors import ArgumentError, expected
 from fusible.files import locate
-from fusible.knobs import WORLD_SIZE
 
 __all__ = ["CHECKPOINT", "MANIFEST", "job_of"]
 
 CHECKPOINT, MANIFEST = "checkpoint", "training.json"
 _DEMO, _MODEL = "fusible.cli.training.job:train", "fusible.cli.finetuning.job:finetune"
 _COMMON = frozenset(("steps", "seq_len", "batch", "lr", "decay_steps", "seed", "recipe"))
-_OF_PROCESSES: dict[str, Any] = {
-    "tensor_parallel": 1, "sequence_parallel": False, "context_parallel": 1, "context_way": "all_to_all", "expert_parallel": 1,
-    "pipeline_parallel": 1, "shard_parameters": False,
-}  # fmt: skip
-"""Options of the demo that are always there, with what they are where nobody gives them."""
+_OF_PROCESSES: dict[str, Any] = {"context_parallel": 1, "context_way": "all_to_all", "pipeline_parallel": 1}
+"""Options of the demo alone that are always there, with what they are where nobody gives them."""
 
 
 def job_of(given: argparse.Namespace) -> str:
@@ -35,12 +31,9 @@ def job_of(given: argparse.Namespace) -> str:
             if name in values and name not in _COMMON:
                 raise ArgumentError(expected("--model with it", of=FinetuneOptions.flag(name), got="none", do="name a model, or leave it out"))
         return _DEMO
-    demo = {field.name for field in fields(TrainOptions)} - _COMMON | {"microbatches", "data_parallel"}
+    demo = {field.name for field in fields(TrainOptions)} - _COMMON | {"microbatches"}
     wrong = [name for name in sorted(demo) if name in values] + [name for name, value in _OF_PROCESSES.items() if values.get(name, value) != value]
     if wrong:
         got, do = "it beside --model", "leave it out: it is for the model that --model is not given for"
         raise ArgumentError(expected("no such option", of=FinetuneOptions.flag(wrong[0]), got=got, do=do))
-    if WORLD_SIZE.get() > 1:
-        got = f"{WORLD_SIZE.get()} processes"
-        raise ArgumentError(expected("one process", of="fusible train --model", got=got, do="start it without torchrun"))
     return _MODEL

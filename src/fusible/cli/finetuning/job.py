@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 
 import torch
@@ -15,45 +17,67 @@ from fusible.cli.finetuning.options import FinetuneOptions
 from fusible.cli.finetuning.results import check_free, discard_results, print_summary, write_results
 from fusible.cli.finetuning.run import Run, saved_options
 from fusible.cli.finetuning.setup import base_files, check_model, load_model
+from fusible.cli.finetuning.shares import check_shares, facts_of
 from fusible.cli.folders import make_out_folder
 from fusible.cli.training.interruption import Interruption
 from fusible.cli.training.memory import PeakMemory
 from fusible.cli.training.progress import ProgressView, make_progress
-from fusible.errors import ArgumentError, expected
+from fusible.cli.training.ranks import Layout, Ranks, together
+from fusible.errors import ArgumentError, FusibleError, expected
 from fusible.models.text import Tokenizer
-from fusible.models.training import Cosine, StepOptions, Trainer
+from fusible.models.training import Cosine, Processes, StepOptions, Trainer
 
 __all__ = ["finetune"]
 
 _OUT = "out/model"
-_DONE, _INTERRUPTED = 0, 130
+_DONE, _REFUSED, _INTERRUPTED = 0, 2, 130
+_SILENCE = timedelta(minutes=30)
+"""How long a process that has not gone may be silent: the first one writes the model of all, or a step takes long."""
 
 
 def finetune(given: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    options, resumed = _begin(given)
-    out = Path(given.out or given.resume or _OUT)
-    goes_on = resumed is not None and out.resolve() == resumed.resolve()
-    if not goes_on and not given.overwrite:
-        check_free(out)
-    run = _prepared(options, resumed)
-    make_out_folder(out)
-    console = make_console()
+    return together(lambda ranks: _finetune(given, ranks))
+
+
+def _finetune(given: argparse.Namespace, ranks: Ranks) -> int:
+    try:
+        options, resumed, layout = _begin(given, ranks.world)
+        out = Path(given.out or given.resume or _OUT)
+        goes_on = resumed is not None and out.resolve() == resumed.resolve()
+        if not goes_on and not given.overwrite:
+            check_free(out)
+        check_model(options)
+    except FusibleError:
+        if ranks.first:
+            raise
+        return _REFUSED  # each process finds the same in what it was told, and the first says it
+    run = _prepared(options, resumed, layout, ranks)
+    with ranks.telling():
+        if ranks.first:
+            make_out_folder(out)
+    console = make_console(None if ranks.first else StringIO())
     _announce(console, run)
     if not _trained(run, out, given.save_every, make_progress(console), fresh=not goes_on):
-        print(f"Interrupted and saved after step {run.step} of {options.steps}: go on with 'fusible train --resume {out}'.", file=sys.stderr)
+        if ranks.first:
+            print(f"Interrupted and saved after step {run.step} of {options.steps}: go on with 'fusible train --resume {out}'.", file=sys.stderr)
         return _INTERRUPTED
-    written = write_results(run, out)
-    print_summary(console, run, out, written)
+    with ranks.telling():
+        if ranks.first:
+            written = write_results(run, out)
+            print_summary(console, run, out, written)
     return _DONE
 
 
-def _begin(given: argparse.Namespace) -> tuple[FinetuneOptions, Path | None]:
-    """The options in force, and the folder of the run that is resumed."""
+def _begin(given: argparse.Namespace, world: int) -> tuple[FinetuneOptions, Path | None, Layout]:
+    """The options in force, the folder of the run that is resumed, and how ``world`` processes share the work."""
+    layout = Layout.from_command_line(vars(given), world)
     if given.save_every < 0:
         raise ArgumentError(expected("at least 0", of="--save-every", got=given.save_every, do="give a number of steps, or 0 for none"))
     if given.resume is None:
-        return FinetuneOptions.from_command_line(vars(given)), None
+        options = FinetuneOptions.from_command_line(vars(given))
+        check_shares(options, layout)
+        return options, None, layout
     if given.overwrite:
         raise ArgumentError(expected("--resume or --overwrite", of="a command", got="both", do="go on with the run, or start anew without --resume"))
     folder = Path(given.resume)
@@ -61,18 +85,22 @@ def _begin(given: argparse.Namespace) -> tuple[FinetuneOptions, Path | None]:
     options = saved.continued(vars(given))
     if options.steps < done:
         raise ArgumentError(expected(f"at least the {done} steps that are done", of="--steps", got=options.steps, do="give a larger number"))
-    return options, folder
+    check_shares(options, layout)
+    return options, folder, layout
 
 
-def _prepared(options: FinetuneOptions, resumed: Path | None) -> Run:
+def _prepared(options: FinetuneOptions, resumed: Path | None, layout: Layout, ranks: Ranks) -> Run:
     """The run as it begins, or goes on."""
-    check_model(options)
     tokenizer = Tokenizer.from_folder(tokenizer_folder(options))
     model = load_model(options, tokenizer)
-    data = read_data(options, tokenizer)
+    data, base = read_data(options, tokenizer), base_files(options)
     rate = Cosine(options.lr, options.warmup, options.decay_steps or options.steps, options.min_lr)
-    steps = StepOptions(options.batch, options.at_once, rate, options.weight_decay, options.clip, seed=options.seed)
-    run = Run(options, Trainer(model, data.training, steps), data, base_files(options))
+    at_once = options.micro_batch or options.batch // layout.batches
+    steps = StepOptions(options.batch, at_once, rate, options.weight_decay, options.clip, seed=options.seed)
+    done = saved_options(resumed)[1] if resumed is not None else 0
+    ranks.begin(layout, facts_of(options, layout, data, base, model, done) if ranks.world > 1 else {}, _SILENCE)
+    processes = Processes(ranks.mesh, sequence_parallel=layout.sequence)
+    run = Run(options, Trainer(model, data.training, steps, processes), data, base, ranks)
     if resumed is not None:
         run.load(resumed)
     return run
@@ -80,19 +108,22 @@ def _prepared(options: FinetuneOptions, resumed: Path | None) -> Run:
 
 def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh: bool) -> bool:
     """Train up to ``options.steps`` and save; false where Ctrl-C cut it short. ``fresh``: the first save replaces what another left in ``out``."""
-    options, record, replaces, place = run.options, run.record, fresh, run.trainer.model.device
+    options, record, ranks, replaces, place = run.options, run.record, run.ranks, fresh, run.trainer.model.device
 
     def save() -> None:
         nonlocal replaces
+        ranks.reached(f"the checkpoint of step {run.step}")
+        record.peak_memory_bytes = ranks.largest(record.peak_memory_bytes)
         run.save(out)
-        if replaces:
+        if replaces and ranks.first:
             discard_results(out)
-            replaces = False
+        replaces = False
 
     progress.begin(options.recipe, run.step, options.steps, run.trainer.tokens_per_step)
     try:
         with PeakMemory() as memory, Interruption() as interruption:
-            while run.step < options.steps and not interruption.asked:
+            while run.step < options.steps and not ranks.any(interruption.asked):
+                ranks.reached(f"step {run.step + 1}")
                 progress.step(run.advance())
                 taken = torch.cuda.max_memory_allocated(place) if place.type == "cuda" else memory.peak
                 record.peak_memory_bytes = max(record.peak_memory_bytes, taken)
@@ -117,7 +148,7 @@ def _announce(console: Console, run: Run) -> None:
     count = sum(parameter.numel() for parameter in run.trainer.parameters.values())
     what = f"adapters of rank {options.lora}, {count:,} parameters," if options.lora else f"{count:,} parameters"
     console.print(f"{Path(options.model).name}: {what} on {told['training']['documents']:,} documents of {told['training']['tokens']:,} tokens.")
-    work = f"{options.steps} steps of {options.batch} x {options.seq_len} tokens, {options.at_once} windows at once"
+    work = f"{options.steps} steps of {options.batch} x {options.seq_len} tokens, {run.trainer.options.micro_batch} windows at once"
     place = run.trainer.model.device
     on = f"{torch.get_num_threads()} threads" if place.type == "cpu" else f"on {place}"
-    console.print(f"{work}, {options.recipe}, {on}.")
+    console.print(f"{work}, {options.recipe}, {on}{run.ranks.layout}.")

@@ -19,13 +19,15 @@ from fusible import __version__, models
 from fusible.cli.finetuning.choice import CHECKPOINT
 from fusible.cli.finetuning.data import tokenizer_folder
 from fusible.cli.finetuning.run import Run
+from fusible.cli.finetuning.setup import new_model
 from fusible.cli.training.checkpoint import has_checkpoint
 from fusible.cli.training.plot import smooth
 from fusible.errors import ArgumentError, expected
 from fusible.files import locate, replace_files, replace_folder
+from fusible.models import LanguageModel
 from fusible.models.checkpoints.writing import other_files
 from fusible.models.pretrained import language_model_from
-from fusible.models.training import has_run, merge_adapters, save_adapters
+from fusible.models.training import Trainer, has_run, load_run, merge_adapters, read_manifest, save_adapters
 
 __all__ = ["check_free", "discard_results", "print_summary", "write_results"]
 
@@ -51,8 +53,9 @@ def discard_results(out: Path) -> None:
 
 
 def write_results(run: Run, out: Path) -> list[str]:
-    """Write the model, or the adapters and what they make of it, then figures and a picture; the names of what was written."""
-    options, model, written = run.options, run.trainer.model, list[str]()
+    """Write the model, or the adapters and what they make of it, then figures and a picture; the names of what was written. The state of the run is
+    saved in ``out`` already."""
+    options, model, written = run.options, _whole_model(run, out), list[str]()
     files = other_files(tokenizer_folder(options))
     if options.lora:
         save_adapters(model, _vacated(out, "adapter"), base=options.model)
@@ -77,6 +80,16 @@ def print_summary(console: Console, run: Run, out: Path, written: list[str]) -> 
     rate = record.steps_per_second * run.trainer.tokens_per_step
     console.print(f"{record.step} steps: {told}, {rate:,.0f} tokens/s, at most {record.peak_memory_bytes / 2**20:,.0f} MiB.")
     console.print(f"Written to {out}: {', '.join(written)}.")
+
+
+def _whole_model(run: Run, out: Path) -> LanguageModel:
+    """The model that was trained. Where each process has parts of it, it is put together of the state that was saved."""
+    if not run.trainer.processes.divided:
+        return run.trainer.model
+    model = new_model(run.options)
+    parameters, _ = Trainer.parted(load_run(out / CHECKPOINT, read_manifest(out / CHECKPOINT)))
+    model.load_state_dict({**model.state_dict(), **parameters})
+    return model
 
 
 def _vacated(out: Path, name: str) -> Path:
@@ -106,6 +119,7 @@ def _metrics(run: Run) -> dict[str, Any]:
         "trained_parameters": sum(parameter.numel() for parameter in run.trainer.parameters.values()),
         "versions": {"fusible": __version__, "torch": torch.__version__},
         "threads": torch.get_num_threads(),
+        "processes": run.ranks.world,
     }
 
 

@@ -11,9 +11,12 @@ from typing import Any
 from fusible.cli.finetuning.choice import CHECKPOINT
 from fusible.cli.finetuning.data import Data
 from fusible.cli.finetuning.options import FinetuneOptions
+from fusible.cli.training.ranks import ALONE, Ranks
 from fusible.cli.training.record import Record
+from fusible.cli.training.shards import Shards, fingerprint_of, save_together
 from fusible.errors import CheckpointError, expected
 from fusible.models.training import Trainer, has_run, load_run, read_manifest, save_run
+from fusible.models.training.saved_run import MANIFEST, file_pieces, sealed
 
 __all__ = ["Run", "saved_options"]
 
@@ -24,12 +27,15 @@ _PARAMETERS, _STATE = "parameters.safetensors", "state.safetensors"
 
 @dataclass
 class Run:
-    """``base``: the SHA-256 of the files of frozen weights, by name; empty where all are trained. ``evaluations``: steps and losses."""
+    """``base``: the SHA-256 of the files of frozen weights, by name; empty where all are trained. ``evaluations``: steps and losses.
+
+    Of several processes each has one, all of whose methods are called in every process alike."""
 
     options: FinetuneOptions
     trainer: Trainer
     data: Data
     base: Mapping[str, str]
+    ranks: Ranks = ALONE
     record: Record = field(default_factory=Record)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     _steady: bool = False
@@ -59,8 +65,22 @@ class Run:
         """Write the state into ``out/checkpoint``, in the place of the former one."""
         said = {**_FORMAT, "options": self.options.to_json(), "data": self.data.described, "base": dict(self.base)}
         told = {"record": self.record.to_json(), "evaluations": self.evaluations}
+        if self.trainer.processes.divided:
+            self._save_together(out / CHECKPOINT, {**said, **told})
+            return
         parameters, state = self.trainer.state()
-        save_run(out / CHECKPOINT, {**said, **told}, {_PARAMETERS: parameters, _STATE: state})
+        with self.ranks.telling():
+            if self.ranks.first:
+                save_run(out / CHECKPOINT, {**said, **told}, {_PARAMETERS: parameters, _STATE: state})
+
+    def _save_together(self, folder: Path, said: Mapping[str, Any]) -> None:
+        trainer = self.trainer
+        rest = b"".join(file_pieces(trainer.rest()))
+
+        def others(files: dict[str, Any]) -> dict[str, bytes]:
+            return {_STATE: rest, MANIFEST: sealed(said, {**files, _STATE: fingerprint_of(rest)})}
+
+        save_together(folder, Shards(trainer.model, trainer.parameters, trainer.moments()), self.ranks, _STATE, others)
 
     def load(self, out: Path) -> None:
         """Go on from the state in ``out/checkpoint``. Raises ``CheckpointError`` where it does not fit, before anything is changed."""
@@ -70,8 +90,7 @@ class Run:
             do = "name the same model with --model"
             raise CheckpointError(expected("the weights beneath its adapters as they were", of="a resumed run", got="others", do=do))
         record, evaluations = Record.from_json(manifest["record"]), [(int(step), float(loss)) for step, loss in manifest["evaluations"]]
-        tensors = load_run(out / CHECKPOINT, manifest)
-        self.trainer.load_state(tensors[_PARAMETERS], tensors[_STATE], record.step)
+        self.trainer.load_state(*Trainer.parted(load_run(out / CHECKPOINT, manifest)), record.step)
         self.record, self.evaluations = record, evaluations
 
 

@@ -20,7 +20,7 @@ from fusible.models.pretrained import language_model_from, new_language_model
 from fusible.models.text import Tokenizer
 from fusible.models.training import add_adapters, fingerprint
 
-__all__ = ["base_files", "check_model", "load_model"]
+__all__ = ["base_files", "check_model", "load_model", "new_model"]
 
 
 def check_model(options: FinetuneOptions) -> None:
@@ -30,8 +30,8 @@ def check_model(options: FinetuneOptions) -> None:
         raise ArgumentError(expected("a directory with weights, or a config.json", of=f"--model {options.model}", got="none", do=do))
 
 
-def load_model(options: FinetuneOptions, tokenizer: Tokenizer) -> LanguageModel:
-    """The model with gradients for what is trained. Raises ``FusibleError`` where it cannot be loaded, or does not go with windows and tokenizer."""
+def new_model(options: FinetuneOptions) -> LanguageModel:
+    """The model as it is before the first step, with gradients for what is trained. Raises ``FusibleError`` where it cannot be loaded."""
     recipe, dtype = RECIPES_BY_NAME[options.recipe]
     device = device_named(options.device)
     if options.from_config:
@@ -39,14 +39,20 @@ def load_model(options: FinetuneOptions, tokenizer: Tokenizer) -> LanguageModel:
         if not isinstance(entries, dict):
             got = f"a {type(entries).__name__}"
             raise CheckpointError(expected("an object", of=f"--model {options.model}", got=got, do="name a config.json"))
-        model = new_language_model(entries, recipe, dtype=dtype, device=device, seed=options.seed)
-    elif options.lora:
+        return new_language_model(entries, recipe, dtype=dtype, device=device, seed=options.seed)
+    if options.lora:
         held = HELD_FORMATS.get(options.base_format)
         model = language_model_from(options.model, held, dtype=dtype, device=device)
         model.recipe = recipe
         add_adapters(model, options.lora, options.alpha, options.lora_targets, seed=options.seed)
-    else:
-        model = language_model_from(options.model, recipe, dtype=dtype, device=device, trainable=True)
+        return model
+    return language_model_from(options.model, recipe, dtype=dtype, device=device, trainable=True)
+
+
+def load_model(options: FinetuneOptions, tokenizer: Tokenizer) -> LanguageModel:
+    """``new_model``, and torch's generator as a run begins with it. Raises ``FusibleError`` where the model does not go with windows and tokenizer,
+    too."""
+    model = new_model(options)
     if options.seq_len > model.context:
         wanted = f"at most {model.context}, the context of the model"
         raise ArgumentError(expected(wanted, of="--seq-len", got=options.seq_len, do="give a smaller one"))

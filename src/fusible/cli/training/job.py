@@ -21,7 +21,7 @@ from fusible.cli.training.layout import Saves, check_free, load_runs
 from fusible.cli.training.memory import PeakMemory, check_memory
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.progress import ProgressView, make_progress
-from fusible.cli.training.ranks import Layout, Ranks, launched
+from fusible.cli.training.ranks import Layout, Ranks, together
 from fusible.cli.training.report import print_summary, run_report, write_reports
 from fusible.cli.training.text import Text, read_text
 from fusible.cli.training.trainer import Trainer
@@ -35,20 +35,7 @@ _INTERRUPTED, _REFUSED = 130, 2
 
 def train(given: argparse.Namespace) -> int:
     """The job of ``fusible train``; every option and every checkpoint is checked before anything is written, or sent to another process."""
-    ranks = launched()
-    try:
-        return _train(given, ranks)
-    except FusibleError as error:
-        if ranks.first:
-            raise
-        raise type(error)(f"rank {ranks.rank}: {error}") from error
-    except RuntimeError as error:
-        lost = ranks.lost(error)
-        if lost is None:
-            raise
-        raise lost from error
-    finally:
-        ranks.end()
+    return together(lambda ranks: _train(given, ranks))
 
 
 def _train(given: argparse.Namespace, ranks: Ranks) -> int:

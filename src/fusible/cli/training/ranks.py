@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,9 +32,10 @@ from fusible.errors import ArgumentError, ExecutionError, FileError, FusibleErro
 from fusible.knobs import RANK, WORLD_SIZE
 from fusible.pytorch import CrossEntropyLoss
 
-__all__ = ["ALONE", "Layout", "Ranks", "launched"]
+__all__ = ["ALONE", "Layout", "Ranks", "launched", "together"]
 
 _TIMEOUT = timedelta(seconds=30)
+"""How long a process that has not gone may be silent. A step of the byte-level model takes a second, and so does a checkpoint."""
 _OTHERS_NOTICE = 2.0
 """Seconds in which the others notice, too, that one does not answer."""
 _OF_THE_GROUP = ("gloo", "connection closed", "connection reset", "timed out", "timeout", "broken pipe")
@@ -171,9 +172,15 @@ class Ranks:
         """Whether this is the process that prints and saves."""
         return self.rank == 0
 
-    def begin(self, layout: Layout, facts: Mapping[str, str]) -> None:
-        """Meet the others. ``facts``: what every process must have alike, by name, each as a text that can be shown. Raises ``ArgumentError``, in
-        every process, where one has others than the first: training would mix two runs. Raises ``ExecutionError`` where they do not meet."""
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The processes as a mesh, once they have met; None for one alone."""
+        return self._mesh
+
+    def begin(self, layout: Layout, facts: Mapping[str, str], silence: timedelta | None = None) -> None:
+        """Meet the others, of whom none may be silent for longer than ``silence`` (30 seconds) from then on. ``facts``: what every process must have
+        alike, by name, each as a text that can be shown. Raises ``ArgumentError``, in every process, where one has others than the first: training
+        would mix two runs. Raises ``ExecutionError`` where they do not meet."""
         self.layout = layout
         if self.world == 1:
             return
@@ -186,13 +193,14 @@ class Ranks:
         # A group's threads end with the last that holds it, and cycles of objects hold groups. One that drops a tensor while the interpreter is taken
         # down is ended by it, and the whole process aborts.
         atexit.register(gc.collect)
-        dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world, timeout=_TIMEOUT)
+        silence = silence or _TIMEOUT
+        dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world, timeout=silence)
         self._check_agreed(facts)
         copies, shards = (1, layout.data) if layout.shard else (layout.data, 1)
         sizes = {"pp": layout.stages, "dp_replicate": copies, "dp_shard": shards, "cp": layout.context}
         sizes |= {"ep": layout.experts, "tp": layout.tensor}
         # Groups of some of the processes would wait for half an hour. torch's stub describes another class.
-        options = dist.ProcessGroupGloo.Options("gloo", _TIMEOUT)  # pyright: ignore[reportCallIssue]
+        options = dist.ProcessGroupGloo.Options("gloo", silence)  # pyright: ignore[reportCallIssue]
         within: dict[int | str, Any] = dict.fromkeys(sizes, options)
         self._mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=within)
 
@@ -349,6 +357,25 @@ class Ranks:
 
 ALONE = Ranks(0, 1)
 """This process by itself."""
+
+
+def together(job: Callable[[Ranks], int]) -> int:
+    """``job`` by the processes that were launched, each of which calls it; the exit code. An error of one that is not the first names it, and one of
+    the group says whom it waited for."""
+    ranks = launched()
+    try:
+        return job(ranks)
+    except FusibleError as error:
+        if ranks.first:
+            raise
+        raise type(error)(f"rank {ranks.rank}: {error}") from error
+    except RuntimeError as error:
+        lost = ranks.lost(error)
+        if lost is None:
+            raise
+        raise lost from error
+    finally:
+        ranks.end()
 
 
 def _first_sentence(error: Exception) -> str:

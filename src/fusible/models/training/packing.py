@@ -47,10 +47,15 @@ class Windows:
         """How many tokens of all windows are to be foretold."""
         return int((self.targets != IGNORED).sum())
 
-    def batch(self, places: torch.Tensor) -> PackedBatch:
-        """Some of the windows, one behind the other."""
+    def counted(self, places: torch.Tensor) -> int:
+        """How many tokens of some of the windows are."""
+        return int((self.targets[places] != IGNORED).sum())
+
+    def batch(self, places: torch.Tensor, counted: torch.Tensor | None = None) -> PackedBatch:
+        """Some of the windows, one behind the other. ``counted``: bool ``[windows]``, of which of these something is to be foretold; None: of all."""
         starts = torch.cat([self.begins[places].flatten().nonzero().flatten(), torch.tensor([len(places) * self.length])])
-        return PackedBatch(self.tokens[places].flatten().long(), self.targets[places].flatten().long(), starts.diff().to(torch.int32))
+        targets = self.targets[places] if counted is None else self.targets[places].where(counted[:, None], IGNORED)
+        return PackedBatch(self.tokens[places].flatten().long(), targets.flatten().long(), starts.diff().to(torch.int32))
 
 
 def pack(corpus: Corpus, length: int, of: str = "the data to train on") -> Windows:

@@ -19,8 +19,9 @@ from fusible.errors import CheckpointError, expected
 from fusible.files import Replacement, locate, map_file, parse_json, put, read_file
 from fusible.models.checkpoints.header import CODES, read_header
 from fusible.models.checkpoints.shard_writer import bytes_of
+from fusible.models.training.shards import Shard, is_shard, put_together
 
-__all__ = ["MANIFEST", "file_pieces", "fingerprint", "has_run", "load_run", "read_manifest", "save_run"]
+__all__ = ["MANIFEST", "file_pieces", "fingerprint", "has_run", "load_run", "read_manifest", "save_run", "sealed"]
 
 MANIFEST = "training.json"
 _SEAL, _FILES = "sha256", "files"
@@ -44,11 +45,16 @@ def save_run(folder: Path, said: Mapping[str, Any], tensors: Mapping[str, Mappin
     replacement = Replacement(folder, MANIFEST)
     try:
         files = {name: _written(replacement, name, of_file) for name, of_file in tensors.items()}
-        manifest = {**said, _FILES: files}
-        replacement.complete({MANIFEST: json.dumps({**manifest, _SEAL: _seal(manifest)}, indent=1, allow_nan=False).encode()})
+        replacement.complete({MANIFEST: sealed(said, files)})
     except BaseException:
         replacement.abandon()
         raise
+
+
+def sealed(said: Mapping[str, Any], files: Mapping[str, Any]) -> bytes:
+    """The content of a manifest that says so, of files with these sizes and SHA-256."""
+    manifest = {**said, _FILES: dict(files)}
+    return json.dumps({**manifest, _SEAL: _seal(manifest)}, indent=1, allow_nan=False).encode()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -61,9 +67,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def load_run(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of a saved run, by file and name. Raises ``CheckpointError`` where they are not those that were saved."""
-    return {name: _read(locate(folder, name), told) for name, told in manifest[_FILES].items()}
+def load_run(folder: Path, manifest: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a saved run, by name, whole where several processes each wrote parts. Raises ``CheckpointError`` where they are not those that
+    were saved."""
+    found: dict[str, torch.Tensor] = {}
+    shards: dict[str, Shard] = {}
+    for name, told in manifest[_FILES].items():
+        if Path(name).name != name:
+            raise CheckpointError(expected("files beside it", of=str(locate(folder, MANIFEST)), got=repr(name), do=_INTACT))
+        content = _content(path := locate(folder, name), told)
+        tensors = _tensors(content, path)
+        if is_shard(name):
+            shards[name] = Shard(content, tensors)
+        else:
+            found |= tensors
+    return {**found, **put_together(folder, shards)}
 
 
 def fingerprint(path: Path) -> str:
@@ -103,12 +121,16 @@ def file_pieces(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
             yield content[first : first + _PIECE].numpy().data
 
 
-def _read(path: Path, told: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _content(path: Path, told: Mapping[str, Any]) -> Any:
     content = map_file(path, do="use a whole checkpoint")
     if len(content) != told["bytes"]:
         raise CheckpointError(expected(f"{told['bytes']} bytes", of=str(path), got=len(content), do=_INTACT))
     if hashlib.sha256(content).hexdigest() != told["sha256"]:
         raise CheckpointError(expected("the content that was saved", of=str(path), got="an altered one", do=_INTACT))
+    return content
+
+
+def _tensors(content: Any, path: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for name, entry in read_header(content, path).entries.items():
         if entry.numel:

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 
+from fusible.distributed import shard_tensors
+from fusible.distributed.whole import with_states_of_all
 from fusible.errors import ArgumentError, CheckpointError, check_number, expected
 from fusible.models.language_model import LanguageModel
-from fusible.models.training.packing import IGNORED, Order, PackedBatch, Windows
+from fusible.models.training.packing import Order, PackedBatch, Windows
+from fusible.models.training.processes import Processes
 from fusible.models.training.schedule import Cosine
-from fusible.pytorch import CrossEntropyLoss, FusedAdam
+from fusible.pytorch import FusedAdam
 
 __all__ = ["StepOptions", "Trainer"]
 
@@ -55,17 +58,19 @@ class Trainer:
 
     A step's loss is the mean negative log-likelihood, in nats, of all tokens of its windows that are to be foretold, however many micro-batches
     they go through the model in. Gradients are summed in fp32, and parameters of 16 bits are stepped by fp32 masters. ``done``: the number of steps.
+    ``processes``: those that share the work; each has a trainer, made of the same model, all of whose methods are called in every process alike.
     """
 
-    def __init__(self, model: LanguageModel, windows: Windows, options: StepOptions) -> None:
-        self.model, self.options, self.done = model, options, 0
+    def __init__(self, model: LanguageModel, windows: Windows, options: StepOptions, processes: Processes | None = None) -> None:
+        self.model, self.options, self.done, self.processes = model, options, 0, processes or Processes()
         self._windows, self._order = windows, Order(len(windows), options.seed)
-        self._loss = CrossEntropyLoss(ignore_index=IGNORED, reduction="sum")
+        self._whole = {name: (tuple(p.shape), p.dtype) for name, p in model.named_parameters() if p.requires_grad}
+        self._loss = self.processes.lay_out(model)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not self.parameters:
             raise ArgumentError(expected("parameters that require gradients", of="the model of a Trainer", got="none", do="load it trainable"))
-        for parameter in self.parameters.values():
-            parameter.grad_dtype = torch.float32  # in 16 bits, the sum over micro-batches would lose the small ones
+        for parameter in self.parameters.values() if self.processes.gradient_dtype is not None else ():
+            parameter.grad_dtype = self.processes.gradient_dtype  # in 16 bits, the sum over micro-batches would lose the small ones
         groups: list[dict[str, Any]] = [
             {"params": [p for p in self.parameters.values() if p.ndim > 1], "weight_decay": options.weight_decay},
             {"params": [p for p in self.parameters.values() if p.ndim <= 1], "weight_decay": 0.0},
@@ -80,18 +85,21 @@ class Trainer:
 
     def step(self) -> float:
         """Take one step and return its loss. Raises ``ArgumentError`` for one that is not finite, before a parameter is changed."""
-        options = self.options
+        options, processes = self.options, self.processes
         places = self._order.places(self.done, options.batch)
-        batches = [self._windows.batch(part) for part in places.split(options.micro_batch)]
-        count = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
+        batches = [self._windows.batch(part) for part in processes.own(places).split(options.micro_batch)]
+        count = self._windows.counted(places)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for batch in batches:
+        own = 0.0
+        for batch in processes.last_of(self.model, batches):
             loss = self._of(batch) / count
-            loss.backward()
-            total += loss.item()
-        norm = self._clip()
+            processes.scaled(loss).backward()
+            own += loss.item()
+        (total,) = processes.sums(own)
+        parameters = list(self.parameters.values())
+        processes.add_gradients(parameters)
+        norm = processes.clip(parameters, options.clip or math.inf)
         if not (math.isfinite(total) and math.isfinite(norm)):
             got = total if not math.isfinite(total) else f"gradients of norm {norm}"
             raise ArgumentError(expected("a finite loss and finite gradients", of=f"step {self.done + 1}", got=got, do="lower --lr"))
@@ -105,25 +113,46 @@ class Trainer:
     def evaluate(self, windows: Windows) -> float:
         """The loss on other windows. Raises ``ArgumentError`` for one that is not finite."""
         self.model.eval()
-        places = torch.arange(len(windows)).split(self.options.micro_batch)
-        loss = sum(self._of(windows.batch(part)).item() for part in places) / windows.learned
+        rounds = self.processes.rounds(len(windows), self.options.micro_batch)
+        (total,) = self.processes.sums(sum(self._of(windows.batch(places, counted)).item() for places, counted in rounds))
+        loss = total / windows.learned
         if not math.isfinite(loss):
             raise ArgumentError(expected("a finite loss", of=f"what is held out after step {self.done}", got=loss, do="lower --lr"))
         return loss
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The parameters that are trained and the scaling states; and the optimizer's moments and masters and the state of torch's generator."""
-        scaling = {name: tensor for name, tensor in self.model.state_dict().items() if f"{_SCALING}." in name}
+        """The parameters that are trained and the scaling states; and the optimizer's moments and masters and the state of torch's generator. Where
+        processes have parts of the model: this one's."""
+        moments = {f"{name}.{kind}": moment for kind, of_kind in self.moments().items() for name, moment in of_kind.items()}
+        return {**self.parameters, **self._scaling_states()}, {**moments, _RNG: torch.get_rng_state()}
+
+    def moments(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The optimizer's moments and masters, by their kinds and the names of parameters."""
         saved = self.optimizer.state_dict()["state"]
-        state = {f"{name}.{kind}": saved[i][kind] for i, name in enumerate(self._names()) if i in saved for kind in self._kinds(name)}
-        return {**self.parameters, **scaling}, {**state, _RNG: torch.get_rng_state()}
+        there = [(name, saved[i]) for i, name in enumerate(self._names()) if i in saved]
+        return {kind: {name: state[kind] for name, state in there if kind in state} for kind in (*_MOMENTS, _MASTER)}
+
+    def rest(self) -> dict[str, torch.Tensor]:
+        """Of the state what is alike in all processes."""
+        return {**self._scaling_states(), _RNG: torch.get_rng_state()}
+
+    def _scaling_states(self) -> dict[str, torch.Tensor]:
+        return with_states_of_all(self.model, {name: tensor for name, tensor in self.model.state_dict().items() if f"{_SCALING}." in name})
+
+    @staticmethod
+    def parted(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The two parts of ``state``, of all of it together."""
+        state = {name: tensor for name, tensor in tensors.items() if name == _RNG or name.rpartition(".")[2] in (*_MOMENTS, _MASTER)}
+        return {name: tensor for name, tensor in tensors.items() if name not in state}, state
 
     def load_state(self, parameters: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], done: int) -> None:
         """Go on from what ``state`` gave after ``done`` steps. Raises ``CheckpointError`` where it does not fit, before anything is changed."""
         scaling = {name: tensor for name, tensor in parameters.items() if f"{_SCALING}." in name}
-        _check({name: (tuple(p.shape), p.dtype) for name, p in self.parameters.items()}, {n: t for n, t in parameters.items() if n not in scaling})
+        _check(self._whole, {n: t for n, t in parameters.items() if n not in scaling})
         _check(self._expected(done), state)
-        own = [{kind: state[f"{name}.{kind}"] for kind in self._kinds(name)} if done else {} for name in self._names()]
+        values = shard_tensors(self.model, {name: parameters[name] for name in self._whole})
+        moments = {kind: self._own_of(state, kind) for kind in (*_MOMENTS, _MASTER)} if done else {}
+        own = [{kind: of_kind[name] for kind, of_kind in moments.items() if name in of_kind} for name in self._names()]
         groups = [{**group, "step": done} for group in self.optimizer.state_dict()["param_groups"]]
         try:
             torch.Generator().set_state(state[_RNG])
@@ -132,7 +161,7 @@ class Trainer:
         self.model.load_state_dict({**self.model.state_dict(), **scaling})
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(parameters[name])
+                parameter.copy_(values[name])
         torch.set_rng_state(state[_RNG])
         self.optimizer.load_state_dict({"state": {i: each for i, each in enumerate(own) if each}, "param_groups": groups})
         self.done = done
@@ -142,23 +171,24 @@ class Trainer:
         place = self.model.device
         return self._loss(self.model(batch.tokens.to(place), batch.seq_lens), batch.targets.to(place))
 
-    def _clip(self) -> float:
-        """Scale all gradients together to a norm of at most ``clip``, and return what it was (Pascanu et al. 2013, arXiv:1211.5063)."""
-        most = self.options.clip or math.inf
-        return torch.nn.utils.clip_grad_norm_(self.parameters.values(), most).item()
-
     def _names(self) -> list[str]:
         """The parameters' names in the optimizer's order."""
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def _kinds(self, name: str) -> tuple[str, ...]:
-        return _MOMENTS if self.parameters[name].dtype is torch.float32 else (*_MOMENTS, _MASTER)
+    def _own_of(self, state: Mapping[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
+        """Of the whole tensors of a kind in ``state`` what this process has, by the names of its parameters."""
+        return shard_tensors(self.model, {name: state[f"{name}.{kind}"] for name, (_, dtype) in self._whole.items() if kind in _kinds(dtype)})
 
     def _expected(self, done: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        names = self.parameters if done else ()
-        state = {f"{name}.{kind}": (tuple(self.parameters[name].shape), torch.float32) for name in names for kind in self._kinds(name)}
+        whole = self._whole if done else {}
+        state = {f"{name}.{kind}": (shape, torch.float32) for name, (shape, dtype) in whole.items() for kind in _kinds(dtype)}
         return {**state, _RNG: (tuple(torch.get_rng_state().shape), torch.uint8)}
+
+
+def _kinds(dtype: torch.dtype) -> tuple[str, ...]:
+    """What the optimizer has of a parameter of that dtype."""
+    return _MOMENTS if dtype is torch.float32 else (*_MOMENTS, _MASTER)
 
 
 def _check(wanted: Mapping[str, tuple[tuple[int, ...], torch.dtype]], saved: Mapping[str, torch.Tensor]) -> None:
