@@ -132,6 +132,23 @@ def test_latent_attention_keeps_the_blocks_of_a_checkpoint(scheme: str, tmp_path
             torch.testing.assert_close(logits[0], wanted[0, place], rtol=0, atol=bound)
 
 
+@pytest.mark.parametrize("scheme", ["tensor", "compressed, tensor"])
+def test_experts_keep_the_bytes_of_a_checkpoint_whose_matrices_have_a_scale_each(scheme: str, tmp_path: Path) -> None:
+    """Gate and up are read as one, in which each row has the scale of its own matrix."""
+    folder, reference = _deepseek(tmp_path, scheme)
+    model, tokens = from_pretrained(folder), drawn(1, 12)
+    with torch.no_grad():
+        found, wanted = model(tokens), reference(tokens).logits
+    torch.testing.assert_close(found, wanted, rtol=0, atol=384**0.5 * 2.0**-22 * wanted.abs().max().item())
+    stored = open_checkpoint(folder)
+    (experts,) = [module for module in model.modules() if isinstance(module, fusible.MixtureOfExperts)]
+    for number in range(8):
+        up = experts.get_parameter(f"up_weight{number}")
+        parts = [stored.tensor(f"model.layers.1.mlp.experts.{number}.{name}_proj.weight") for name in ("gate", "up")]
+        assert torch.equal(up._rowwise_data, torch.cat([part._data for part in parts]))
+        assert up._rowwise_scale_inv.unique().tolist() == sorted(part._scale_inv.item() for part in parts)
+
+
 @pytest.mark.parametrize("held", [name for name, recipe in HELD_FORMATS.items() if recipe is not None])
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
 def test_weights_that_are_held_in_a_format_are_its_values(name: str, held: str, tmp_path: Path) -> None:

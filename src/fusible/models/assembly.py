@@ -122,11 +122,14 @@ class Read:
         return self._as_asked(self._plain(name, shape), dtype)
 
     def weights(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False) -> list[torch.Tensor]:
+        return self._joined(names, shapes, transposed)
+
+    def _joined(self, names: Sequence[str], shapes: Sequence[tuple[int, int]], transposed: bool = False, by_rows: bool = False) -> list[torch.Tensor]:
         parts = [self._tensor(name, shape[::-1] if transposed else shape) for name, shape in zip(names, shapes, strict=True)]
         if transposed or self.trainable:
             parts = [self._values(part) for part in parts]
         parts = [part.T for part in parts] if transposed else parts
-        joined = joined_rows(parts)
+        joined = joined_rows(parts, by_rows=by_rows)
         asked = [self._as_asked(part) for part in (parts if joined is None else [joined])]
         if self.recipe is not None or len(asked) < len(parts) or asked[0] is not parts[0]:
             self._copied.extend(names)
@@ -146,7 +149,7 @@ class Read:
     def quantized(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> list[torch.Tensor] | None:
         found: list[torch.Tensor] = []
         for of_one in names:
-            joined = self.weights(of_one, [shape] * len(of_one))
+            joined = self._joined(of_one, [shape] * len(of_one), by_rows=True)
             if len(joined) > 1 or not isinstance(joined[0], QuantizedTensor):
                 return None
             found += joined

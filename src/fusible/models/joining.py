@@ -8,22 +8,26 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from fusible.models.checkpoints.layouts import with_a_scale_for_each_row
 from fusible.quantized import QuantizedTensor
-from fusible.tex.formats import BlockFormat, format_of
+from fusible.tex.formats import FLOAT8, BlockFormat, format_of
 
 __all__ = ["joined_rows"]
 
 _OF_ROWS = ("rowwise_data", "rowwise_scale_inv")
 
 
-def joined_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def joined_rows(parts: Sequence[torch.Tensor], *, by_rows: bool = False) -> torch.Tensor | None:
     """``parts``, ``[rows_i, columns]`` each, one on top of the other.
 
     Quantized ones keep their bytes and scales. None where no tensor of their format has the values of all of them: they are of different formats, or
-    each has one scale for all its values, or its blocks would reach into the next.
+    each has one scale for all its values, or its blocks would reach into the next. ``by_rows``: FP8 of one scale each becomes one of a scale for each
+    row.
     """
     if len(parts) == 1:
         return parts[0]
+    if by_rows and all(format_of(part) is FLOAT8 for part in parts):
+        parts = [with_a_scale_for_each_row(part) for part in parts]
     if not any(isinstance(part, QuantizedTensor) for part in parts):
         return torch.cat(list(parts))
     form = format_of(parts[0])

@@ -15,7 +15,7 @@ from fusible.tex import DType
 from fusible.tex.formats import FLOAT8, FLOAT8_BLOCKS, Format
 from fusible.tex.protocol import to_torch
 
-__all__ = ["ChannelFloat8", "TensorFloat8"]
+__all__ = ["ChannelFloat8", "TensorFloat8", "with_a_scale_for_each_row"]
 
 
 @cache
@@ -75,17 +75,8 @@ class ChannelFloat8(Layout):
         return weight.shape if fits else None
 
     def decode(self, parts: Mapping[str, torch.Tensor], dtype: torch.dtype, note: str) -> Any:
-        weight, element = parts[""], ELEMENTS[parts[""].dtype]
-        shape = tuple(weight.shape)
-        scales = as_fp32(parts[self.scale]).reshape(1, rows_of(shape))
-        lines, _ = FLOAT8_BLOCKS.used_scales(shape, False, False)
-        copies: dict[str, Any] = {
-            "rowwise_data": weight.view(torch.uint8),
-            "rowwise_scale_inv": padded(scales.repeat(lines, 1), FLOAT8_BLOCKS, shape),
-        }
-        absent: dict[str, Any] = {"columnwise_data": None, "columnwise_scale_inv": None}
-        options: dict[str, Any] = {"fp8_dtype": element, "is_2D_scaled": False, "quantizer": _channel_quantizer(element)}
-        return Float8BlockwiseQTensor(shape, dtype, **copies, **absent, **options)
+        weight = parts[""]
+        return _in_rows(weight.view(torch.uint8), as_fp32(parts[self.scale]), ELEMENTS[weight.dtype], dtype)
 
     def holds(self, tensor: Any) -> bool:
         if not super().holds(tensor) or tensor._is_2D_scaled:
@@ -96,3 +87,19 @@ class ChannelFloat8(Layout):
     def encode(self, tensor: Any) -> dict[str, torch.Tensor]:
         shape = tuple(tensor.shape)
         return {"": tensor._rowwise_data.view(to_torch(tensor._fp8_dtype)), self.scale: used(tensor)[0].reshape(*shape[:-1], 1)}
+
+
+def with_a_scale_for_each_row(tensor: Any) -> Any:
+    """A ``Float8Tensor``, whose scale is one, as FP8 in blocks of 1x128: the same bytes and values."""
+    return _in_rows(tensor._data, tensor._scale_inv.expand(rows_of(tuple(tensor.shape))), tensor._fp8_dtype, tensor.dtype)
+
+
+def _in_rows(data: torch.Tensor, scales: torch.Tensor, element: DType, dtype: torch.dtype) -> Any:
+    """Bytes ``[rows, columns]`` as FP8 in blocks of 1x128 whose scales are the same all along a row."""
+    shape = tuple(data.shape)
+    lines, _ = FLOAT8_BLOCKS.used_scales(shape, False, False)
+    repeated = scales.reshape(1, rows_of(shape)).repeat(lines, 1)
+    copies: dict[str, Any] = {"rowwise_data": data, "rowwise_scale_inv": padded(repeated, FLOAT8_BLOCKS, shape)}
+    absent: dict[str, Any] = {"columnwise_data": None, "columnwise_scale_inv": None}
+    options: dict[str, Any] = {"fp8_dtype": element, "is_2D_scaled": False, "quantizer": _channel_quantizer(element)}
+    return Float8BlockwiseQTensor(shape, dtype, **copies, **absent, **options)
