@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cast/exponents.hpp"
-#include "cast/exponents.hpp"
 #include "cast/kernels.hpp"
 #include "codes/kernels.hpp"
 
@@ -47,7 +46,7 @@ inline const std::uint8_t* bytes_at(const FewRows& few, std::int64_t col, std::i
 // Each kind of factors has: kBlock elements; kRoom for those of a section, and for a vector after the last; and read, which writes those of `width`
 // columns for the `count` elements from `first` on.
 
-/// MXFP8: powers of two.
+/// MXFP8 and MXFP4: powers of two.
 struct Exponents {
     static constexpr int kBlock = cast::kMxBlock;
     static constexpr int kRoom = kSection / kBlock + kLanes;

@@ -12,7 +12,7 @@ extern const Kernels kernels;
 #define FUSIBLE_CODINGS(of)                                                                                                             \
     {                                                                                                                                   \
         of<Decoder8<E4M3>, NoFactors>, of<Decoder8<E5M2>, NoFactors>, of<Decoder8<E4M3>, Exponents>, of<Decoder8<E5M2>, Exponents>,     \
-            of<Decoder8<E4M3>, Floats>, of<Decoder8<E5M2>, Floats>, of<Decoder4, SmallFloats>                                           \
+            of<Decoder8<E4M3>, Floats>, of<Decoder8<E5M2>, Floats>, of<Decoder4, SmallFloats>, of<Decoder4, Exponents>                  \
     }
 
 #if defined(__AMX_BF16__)
@@ -21,7 +21,7 @@ extern const Kernels kernels;
     {                                                                                                                                   \
         of<TileDecoder8<E4M3>, NoFactors>, of<TileDecoder8<E5M2>, NoFactors>, of<TileDecoder8<E4M3>, Exponents>,                        \
             of<TileDecoder8<E5M2>, Exponents>, of<TileDecoder8<E4M3>, Floats>, of<TileDecoder8<E5M2>, Floats>,                          \
-            of<TileDecoder4, SmallFloats>                                                                                               \
+            of<TileDecoder4, SmallFloats>, of<TileDecoderOfFours, Exponents>                                                            \
     }
 
 #else

@@ -9,8 +9,8 @@
 namespace fusible::codes {
 
 /// Codes of B that are read where they lie: their format, and how many of them have a scale. In the order of the tables.
-enum class Coding : int { E4M3, E5M2, MxE4M3, MxE5M2, BlocksE4M3, BlocksE5M2, Fp4, None };
-constexpr int kCodings = 7;
+enum class Coding : int { E4M3, E5M2, MxE4M3, MxE5M2, BlocksE4M3, BlocksE5M2, Fp4, MxFp4, None };
+constexpr int kCodings = 8;
 
 /// The elements that are decoded at once are a part of so many, to a multiple of which rows of A are filled up with zeros.
 constexpr int kMostElements = 128;

@@ -66,6 +66,35 @@ struct TileDecoder4 {
     }
 };
 
+/// The bfloat16 of each code of four bits.
+struct HalvesOfFours {
+    alignas(32) std::uint16_t at[16] = {};
+
+    constexpr HalvesOfFours() {
+        constexpr std::uint16_t kSizes[] = {0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0};  // 0, 0.5, 1, 1.5, 2, 3, 4, 6
+        for (int code = 0; code < 16; ++code) at[code] = static_cast<std::uint16_t>(kSizes[code & 7] | (code >> 3) << 15);
+    }
+};
+
+/// Codes of four bits, whose powers of two multiply sums: bfloat16 would not hold all of their products.
+struct TileDecoderOfFours {
+    static constexpr int kElements = 64;
+    static constexpr int kBytes = 32;
+    static constexpr int kTiles = 2;
+    static constexpr bool kFolds = false;
+    static constexpr int element(int tile, int place) { return 32 * tile + place; }
+
+    static void decode(const std::uint8_t* source, const float*, std::uint16_t* row) {
+        static constexpr HalvesOfFours kHalves;
+        const __m512i table = _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(kHalves.at)));
+        for (int tile = 0; tile < kTiles; ++tile) {
+            const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 16 * tile)));
+            const __m512i codes = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));  // each 16 bits begin with one
+            _mm512_store_si512(row + tile * kTileHalves, _mm512_permutexvar_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(15)), table));
+        }
+    }
+};
+
 /// A section of A for a decoder: `rows` <= 16 rows of floats that bfloat16 holds become tiles of 16 pairs of elements, each of all rows.
 template <class Decoder, class Factors>
 void pack_tiles(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out) {

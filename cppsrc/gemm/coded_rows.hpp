@@ -36,6 +36,7 @@ struct ScaleBytes {
     static constexpr int kBlock = cast::kMxBlock;
     using Scale = std::uint8_t;
     static Factors read(std::uint8_t code) { return powers(code); }
+    static Units times(const std::uint8_t* codes, const std::uint8_t* scales, bool whole);
 };
 
 struct ScaleFloats {
@@ -97,6 +98,7 @@ struct ScaleBytes {
     static constexpr int kBlock = cast::kMxBlock;
     using Scale = std::uint8_t;
     static Factors read(std::uint8_t code) { return splat(power_of(std::int32_t{code})); }
+    static Units times(const std::uint8_t* codes, const std::uint8_t* scales, bool whole);
 };
 
 struct ScaleFloats {
@@ -156,17 +158,34 @@ struct CodedEights {
     }
 };
 
-/// Codes of four bits with scales of E4M3, whole blocks.
+/// Scales of E4M3. Of a run, `whole` or not, of codes of four bits: its units.
+struct SmallScales {
+    static constexpr int kBlock = cast::kFp4Block;
+
+    static Units times(const std::uint8_t* codes, const std::uint8_t* scales, bool whole) {
+        return units_of_fours(codes, scales[0], whole ? scales[kRun > kBlock ? 1 : 0] : 0);
+    }
+};
+
+/// The same of powers of two: a run lies in one block.
+inline Units ScaleBytes::times(const std::uint8_t* codes, const std::uint8_t* scales, bool) {
+    constexpr std::uint8_t kOne = E4M3::kBias << E4M3::kMantissa;
+    static_assert(kBlock % kRun == 0);
+    return scaled(units_of_fours(codes, kOne, kOne), read(scales[0]));
+}
+
+/// Codes of four bits with a byte for each block, whole blocks.
+template <class Scales>
 struct CodedFours {
     const CodedRows& rows;
 
     Units at(std::int64_t r, std::int64_t k, std::int64_t count) const {
         const std::uint8_t* codes = rows.codes + r * rows.stride + k / 2;
-        const std::uint8_t* const scales = static_cast<const std::uint8_t*>(rows.scales) + r * rows.scale_row_step + k / cast::kFp4Block;
-        if (count >= kRun) return units_of_fours(codes, scales[0], scales[kRun > cast::kFp4Block ? 1 : 0]);
+        const std::uint8_t* const scales = static_cast<const std::uint8_t*>(rows.scales) + r * rows.scale_row_step + k / Scales::kBlock;
+        if (count >= kRun) return Scales::times(codes, scales, true);
         std::uint8_t padded[kRun / 2] = {};
         std::memcpy(padded, codes, static_cast<std::size_t>(count / 2));
-        return units_of_fours(padded, scales[0], 0);
+        return Scales::times(padded, scales, false);
     }
 };
 

@@ -126,10 +126,11 @@ constexpr auto kMultiply = multiply;
 #define FUSIBLE_CODED_PACKERS(pack)                                                                                                 \
     {                                                                                                                               \
         nullptr, nullptr, pack<CodedEights<E4M3, ScaleBytes>>, pack<CodedEights<E5M2, ScaleBytes>>,                                 \
-            pack<CodedEights<E4M3, ScaleFloats>>, pack<CodedEights<E5M2, ScaleFloats>>, pack<CodedFours>                            \
+            pack<CodedEights<E4M3, ScaleFloats>>, pack<CodedEights<E5M2, ScaleFloats>>, pack<CodedFours<SmallScales>>,              \
+            pack<CodedFours<ScaleBytes>>                                                                                            \
     }
 
-#define FUSIBLE_CODED_COLUMN_PACKERS(pack) {nullptr, nullptr, pack<E4M3>, pack<E5M2>, nullptr, nullptr, nullptr}
+#define FUSIBLE_CODED_COLUMN_PACKERS(pack) {nullptr, nullptr, pack<E4M3>, pack<E5M2>, nullptr, nullptr, nullptr, nullptr}
 
 const Kernels kernels = {
     kDepth,

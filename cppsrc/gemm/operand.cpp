@@ -80,8 +80,10 @@ Operand read_blocks(const TensorView& view, bool transposed, bool along_rows, DT
     if (dtype == DType::Float4E2M1) {
         check_dtype(view, name, size_of(view.dtype) == 1, "uint8");
         const std::int64_t cols = 2 * view.cols();
-        const BlockScales bytes = read_bytes(scales, rows, cols, cast::kFp4Block, tiled, name);
-        return {data, rows, cols, ElementKind::E4M3, 1, transposed, scale.value, codes::Coding::Fp4, bytes};
+        const bool powers = scales.dtype == DType::Float8E8M0;
+        const BlockScales bytes = read_bytes(scales, rows, cols, powers ? cast::kMxBlock : cast::kFp4Block, tiled, name);
+        const auto coding = powers ? codes::Coding::MxFp4 : codes::Coding::Fp4;
+        return {data, rows, cols, ElementKind::E4M3, 1, transposed, scale.value, coding, bytes};
     }
     const ElementKind kind = code_kind(dtype);
     check_codes(view, name, dtype);

@@ -46,7 +46,10 @@ struct Operand {
     std::int64_t row_bytes() const { return bytes_of(cols); }
 
     /// Bytes of so many elements of a row.
-    std::int64_t bytes_of(std::int64_t elements) const { return coding == codes::Coding::Fp4 ? elements / 2 : elements * width; }
+    std::int64_t bytes_of(std::int64_t elements) const { return has_fours() ? elements / 2 : elements * width; }
+
+    /// Whether two elements share a byte.
+    bool has_fours() const { return coding == codes::Coding::Fp4 || coding == codes::Coding::MxFp4; }
 
     /// Codes with scales, from the first element of a block on: rows that lie in one square, where scales are of squares.
     CodedRows coded(std::int64_t row, std::int64_t col) const {
@@ -57,8 +60,8 @@ struct Operand {
 Operand read_operand(const TensorView& view, bool transposed, DType dtype, Scalar scale, const char* name);
 
 /// An operand in blocks, `name`. `along_rows`: rows of codes are contracted, and there is a scale for so many of each. Bytes of E8M0 are scales of 32
-/// codes of FP8, floats of 128, along a row or, `tiled`, in a square; bytes of E4M3 are those of 16 codes of four bits. Else it is FP8 with a byte of E8M0
-/// for each 32 codes of a column.
+/// codes of FP8, floats of 128, along a row or, `tiled`, in a square; bytes of E4M3 are those of 16 codes of four bits, and float8_e8m0fnu those of 32.
+/// Else it is FP8 with a byte of E8M0 for each 32 codes of a column.
 Operand read_blocks(const TensorView& view, bool transposed, bool along_rows, DType dtype, Scalar scale, const TensorView& scales, bool tiled,
                     const char* name);
 

@@ -25,6 +25,10 @@ Range plain_exponents(ElementKind kind) {
 
 /// Whether the codes of a block are zeros: that of the `line`-th line of scales, the i-th of its own.
 bool is_of_zeros(const Operand& x, std::int64_t line, std::int64_t i) {
+    if (x.has_fours()) {
+        const std::uint8_t* pair = x.data + line * x.row_bytes() + x.bytes_of(i * cast::kMxBlock);
+        return std::all_of(pair, pair + x.bytes_of(cast::kMxBlock), [](std::uint8_t codes) { return (codes & 0x77) == 0; });
+    }
     const std::uint8_t* code = x.scales.length > 1 ? x.data + line * x.cols + i * cast::kMxBlock : x.data + line * cast::kMxBlock * x.cols + i;
     const std::int64_t step = x.scales.length > 1 ? 1 : x.cols;
     int bits = 0;

@@ -20,19 +20,36 @@ LANES = 8
 
 @dataclass(frozen=True)
 class Blocks:
-    """Codes ``[lines, depth]``, what they are, their scales, and whether those are of squares."""
+    """Codes ``[lines, depth]``, what they are, their scales, and whether those are of squares. ``powers``: of codes of four bits, whether scales are
+    powers of two for 32 of them."""
 
     codes: Tensor
     dtype: Any
     scales: Tensor
     tiled: bool = False
+    powers: bool = False
+
+    @property
+    def length(self) -> int:
+        """Of a block."""
+        return 128 if self.scales.dtype == torch.float32 else 16 if self.dtype == E2M1 and not self.powers else 32
+
+    @property
+    def given(self) -> Tensor:
+        """The scales as the kernel takes them."""
+        return self.scales.view(torch.float8_e8m0fnu) if self.powers else self.scales
+
+    @property
+    def nan(self) -> int:
+        """The byte of a scale that is none."""
+        return 0x7F if self.length == 16 else 0xFF
 
     @property
     def values(self) -> Tensor:
         """In float64, by torch's own types."""
         if self.dtype == E2M1:
             each = torch.stack([self.codes & 15, self.codes >> 4], -1).flatten(1).long()
-            return FOURS[each].double() * self.scales.view(E4M3).double().repeat_interleave(16, 1)
+            return FOURS[each].double() * self.scales.view(torch.float8_e8m0fnu if self.powers else E4M3).double().repeat_interleave(self.length, 1)
         elements = self.codes.view(self.dtype).double()
         if self.scales.dtype == torch.uint8:
             return elements * self.scales.view(torch.float8_e8m0fnu).double().repeat_interleave(32, 1)
@@ -43,11 +60,11 @@ class Blocks:
     def product(self, left: Tensor, dtype: torch.dtype = torch.float32, **more: Any) -> Tensor:
         out = torch.empty(left.shape[0], self.codes.shape[0], dtype=dtype)
         operands = left, False, left.dtype, 1.0, self.codes, True, self.dtype, 1.0, out, dtype
-        native.gemm(*operands, right_scales=self.scales, right_tiled=self.tiled, **more)
+        native.gemm(*operands, right_scales=self.given, right_tiled=self.tiled, **more)
         return out
 
 
-FORMATS = ["mx e4m3", "mx e5m2", "rows e4m3", "rows e5m2", "squares e4m3", "squares e5m2", "fours"]
+FORMATS = ["mx e4m3", "mx e5m2", "rows e4m3", "rows e5m2", "squares e4m3", "squares e5m2", "fours", "mx fours"]
 
 
 def random_codes(shape: tuple[int, int], fp8: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -57,6 +74,9 @@ def random_codes(shape: tuple[int, int], fp8: torch.dtype, generator: torch.Gene
 def random_blocks(name: str, lines: int, blocks: int, seed: int = 0) -> Blocks:
     """``blocks`` of 32 elements along each line, of 16 in the format of four bits; of the last one of 128, as many as there are."""
     generator, fp8 = torch.Generator().manual_seed(seed), E5M2 if "e5m2" in name else E4M3
+    if name == "mx fours":
+        codes = torch.randint(256, (lines, 16 * blocks), generator=generator).to(torch.uint8)
+        return Blocks(codes, E2M1, torch.randint(110, 140, (lines, blocks), generator=generator).to(torch.uint8), powers=True)
     depth = (16 if name == "fours" else 32) * blocks
     if name == "fours":
         codes = torch.randint(256, (lines, depth // 2), generator=generator).to(torch.uint8)

@@ -442,13 +442,25 @@ def gemm(m: Maker) -> Call:
 def _blocks(m: Maker, cols: int, kinds: tuple[str, ...]) -> tuple[Tensor, Any, Tensor, bool, Tensor]:
     """A random operand in blocks, [cols, depth]: codes, what they are, scales, whether these are of squares; and its values."""
     kind, extra = m.rng.choice(kinds), m.rng.choice((0, 3))
-    depth = m.rng.randint(0, 300) if kind in ("floats", "squares") else 32 * m.rng.randrange(12) if kind == "exponents" else 16 * m.rng.randrange(30)
+    depth = (
+        m.rng.randint(0, 300)
+        if kind in ("floats", "squares")
+        else 32 * m.rng.randrange(12)
+        if kind in ("exponents", "fours of powers")
+        else 16 * m.rng.randrange(30)
+    )
     if kind == "fours":
         codes = torch.randint(256, (cols, depth // 2), generator=m.torch).to(torch.uint8)
         scales = torch.randint(127, (cols, depth // 16 + extra), generator=m.torch).to(torch.uint8)
         each = torch.stack([codes & 15, codes >> 4], -1).view(cols, depth).int()
         factors = scales.view(torch.float8_e4m3fn).float()[:, : depth // 16].repeat_interleave(16, 1)
         return codes, 10, scales, False, _E2M1[each & 7] * (1 - 2 * (each >> 3)) * factors
+    if kind == "fours of powers":
+        codes = torch.randint(256, (cols, depth // 2), generator=m.torch).to(torch.uint8)
+        scales = torch.randint(112, 132, (cols, depth // 32 + extra), generator=m.torch).to(torch.uint8)
+        each = torch.stack([codes & 15, codes >> 4], -1).view(cols, depth).int()
+        factors = torch.exp2(scales.float() - 127)[:, : depth // 32].repeat_interleave(32, 1)
+        return codes, 10, scales.view(torch.float8_e8m0fnu), False, _E2M1[each & 7] * (1 - 2 * (each >> 3)) * factors
     fp8 = m.rng.choice(FP8)
     codes = _encoded(torch.randn(cols, depth, generator=m.torch) * 10, fp8)
     if kind == "exponents":
@@ -464,7 +476,7 @@ def _blocks(m: Maker, cols: int, kinds: tuple[str, ...]) -> tuple[Tensor, Any, T
 @_generator
 def gemm_of_blocks(m: Maker) -> Call:
     rows, cols, dtype = m.rng.choice((m.rng.randint(0, 24), m.rng.randint(25, 90))), m.rng.choice((0, 1, m.rng.randint(0, 200), 64, 130)), m.dtype()
-    codes, kind, scales, tiled, values = _blocks(m, cols, ("exponents", "floats", "squares", "fours"))
+    codes, kind, scales, tiled, values = _blocks(m, cols, ("exponents", "floats", "squares", "fours", "fours of powers"))
     left = m.x(rows, values.shape[1], dtype=m.dtype())
     bias = m.x(cols)
     arguments = {
@@ -480,7 +492,7 @@ def gemm_of_blocks(m: Maker) -> Call:
 @_generator
 def gemm_of_left_blocks(m: Maker) -> Call:
     rows, cols, dtype = m.rng.choice((m.rng.randint(0, 24), m.rng.randint(25, 90))), m.rng.choice((0, 1, m.rng.randint(0, 200), 64, 130)), m.dtype()
-    codes, kind, scales, _, values = _blocks(m, rows, ("exponents", "floats", "fours"))
+    codes, kind, scales, _, values = _blocks(m, rows, ("exponents", "floats", "fours", "fours of powers"))
     right, transposed = m.x(cols, values.shape[1], dtype=m.dtype()), m.rng.choice((True, False))
     arguments = {
         "left": m.guards.place(codes), "left_transposed": False, "left_dtype": kind, "left_scale": 0.5, "left_scales": m.guards.place(scales),

@@ -38,7 +38,8 @@ const Drive driver([] {
                     exercise(m, n, ragged, DType::Float8E5M2, right, &rows, false);
                     exercise(m, n, ragged, DType::Float16, right, &squares, true);
                 }
-                exercise(m, n, k, DType::BFloat16, DType::Float4E2M1, &small, false);
+                const Buffer powers(DType::Float8E8M0, n, k / 32);
+                for (const Buffer* bytes : {&small, &powers}) exercise(m, n, k, DType::BFloat16, DType::Float4E2M1, bytes, false);
             }
 });
 

@@ -46,6 +46,10 @@ void exercise_blocks(std::int64_t m, std::int64_t n, std::int64_t blocks, bool n
     multiply(DType::Float8E4M3, a, false, floats_a, b, true, floats_b);
     const Buffer fours_a(DType::Byte, m, k / 2), fours_b(DType::Byte, n, k / 2), bytes_a(DType::Byte, m, 2 * blocks), bytes_b(DType::Byte, n, 2 * blocks);
     multiply(DType::Float4E2M1, fours_a, false, bytes_a, fours_b, true, bytes_b);
+    const Buffer powers_a(DType::Float8E8M0, m, blocks), powers_b(DType::Float8E8M0, n, blocks);
+    for (const Buffer* exponents : {&powers_a, &powers_b})
+        if (near) fill_near(*exponents);
+    multiply(DType::Float4E2M1, fours_a, false, powers_a, fours_b, true, powers_b);
 }
 
 const Drive driver([] {

@@ -45,14 +45,14 @@ def test_a_last_block_may_be_short(level: str, name: str, depth: int, rows: int)
 @pytest.mark.parametrize("rows", [1, 3, 30])
 def test_every_code_is_decoded_exactly(level: str, rows: int) -> None:
     """Each code beside zeros, times one and a scale that is a power of two."""
-    for dtype, count, length in ((E4M3, 256, 64), (E5M2, 256, 64), (E2M1, 16, 32)):
+    for dtype, count, length, powers in ((E4M3, 256, 64, False), (E5M2, 256, 64, False), (E2M1, 16, 32, False), (E2M1, 16, 32, True)):
         for place in (0, 1, 13, 31):
             codes = torch.zeros(count, length, dtype=torch.uint8)
             codes[:, place if dtype != E2M1 else place // 2] = torch.arange(count, dtype=torch.uint8) << (4 * (place % 2) if dtype == E2M1 else 0)
             depth = length if dtype != E2M1 else 2 * length
             scales = torch.full((count, depth // 32), 125, dtype=torch.uint8)
-            scales = scales if dtype != E2M1 else torch.full((count, depth // 16), 0x28, dtype=torch.uint8)  # a quarter, in either
-            found = Blocks(codes, dtype, scales).product(torch.ones(rows, depth, dtype=torch.bfloat16))[-1]
+            scales = scales if dtype != E2M1 or powers else torch.full((count, depth // 16), 0x28, dtype=torch.uint8)  # a quarter, in either
+            found = Blocks(codes, dtype, scales, powers=powers).product(torch.ones(rows, depth, dtype=torch.bfloat16))[-1]
             values = FOURS if dtype == E2M1 else torch.arange(256, dtype=torch.uint8).view(dtype).float()
             assert torch.equal(found.nan_to_num(7.0), (values / 4).nan_to_num(7.0)), (dtype, place)
 
@@ -69,7 +69,7 @@ def test_special_values_are_those_of_decoded_operands(level: str, rows: int, kin
         if right.dtype == E5M2:
             right.codes[9, 40], right.codes[10, 0], right.codes[10, 1] = 0x7C, 0x7C, 0xFC
         if right.scales.dtype == torch.uint8:
-            right.scales[20, 1], right.scales[21, :] = 0xFF if right.dtype != E2M1 else 0x7F, 0
+            right.scales[20, 1], right.scales[21, :] = right.nan, 0
         elif not right.tiled:
             right.scales[1, 20], right.scales[0, 21], right.scales[2, 22] = torch.nan, torch.inf, 0.0
         left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1))
@@ -129,11 +129,11 @@ def test_a_left_operand_may_be_transposed(level: str, name: str) -> None:
         left = torch.randn(rows, right.values.shape[1], generator=torch.Generator().manual_seed(1)).to(kind)
         got = torch.empty(rows, 70)
         operands = left.t().contiguous(), True, kind, 1.0, right.codes, True, right.dtype, 1.0, got, torch.float32
-        native.gemm(*operands, right_scales=right.scales, right_tiled=right.tiled)
+        native.gemm(*operands, right_scales=right.given, right_tiled=right.tiled)
         agree(got, left.double() @ right.values.t(), bound(left, right, torch.float32))
 
 
-@pytest.mark.parametrize("name", ["mx e4m3", "mx e5m2", "rows e4m3", "squares e5m2"])
+@pytest.mark.parametrize("name", ["mx e4m3", "mx e5m2", "rows e4m3", "squares e5m2", "mx fours"])
 @pytest.mark.parametrize("scale", [0, 1, 9, 10, 40, 76, 178, 200, 246])
 def test_scales_at_the_ends_of_their_range_are_exact(level: str, name: str, scale: int) -> None:
     """Powers of two with which bf16 has no values, or products that are no normal floats: ``right`` is of one such block beside usual ones."""
@@ -146,19 +146,22 @@ def test_scales_at_the_ends_of_their_range_are_exact(level: str, name: str, scal
     agree(right.product(left), left.double() @ right.values.t(), bound(left, right, torch.float32))
 
 
-def test_blocks_of_zeros_may_have_any_scale(level: str) -> None:
+@pytest.mark.parametrize("name", ["mx e4m3", "mx fours"])
+def test_blocks_of_zeros_may_have_any_scale(level: str, name: str) -> None:
     """A block of zeros has the least exponent, and does not make a product in bf16 one in floats: the bits are those of a usual exponent."""
-    right = random_blocks("mx e4m3", 40, 9)
-    right.codes[3:9, 32:96] = 0x80
+    right = random_blocks(name, 40, 9)
+    bytes_of = right.codes.shape[1] // 9
+    right.codes[3:9, bytes_of : 3 * bytes_of] = 0x80 if right.dtype != E2M1 else 0x80 | 0x08
     left = torch.randn(30, right.values.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
     usual, wanted = right.scales.clone(), right.product(left)
     right.scales[3:9, 1:3] = torch.tensor([0, 254], dtype=torch.uint8)
     assert torch.equal(right.product(left), wanted)
-    operands = left, False, left.dtype, 1.0, right.codes.t().contiguous(), False, right.dtype, 1.0
-    across = [torch.empty(30, 40), torch.empty(30, 40)]
-    for result, scales in zip(across, (usual, right.scales), strict=True):
-        native.gemm(*operands, result, torch.float32, right_scales=scales.t().contiguous())
-    assert torch.equal(*across)
+    if right.dtype != E2M1:
+        operands = left, False, left.dtype, 1.0, right.codes.t().contiguous(), False, right.dtype, 1.0
+        across = [torch.empty(30, 40), torch.empty(30, 40)]
+        for result, scales in zip(across, (usual, right.scales), strict=True):
+            native.gemm(*operands, result, torch.float32, right_scales=scales.t().contiguous())
+        assert torch.equal(*across)
     right.scales[4, 2] = 0xFF
     assert bool(right.product(left)[:, 4].isnan().all())
 
@@ -185,7 +188,9 @@ def test_threads_and_columns_around_it_change_nothing(level: str, kind: torch.dt
             if not right.tiled:
                 of_lines = right.scales if right.scales.dtype == torch.uint8 else right.scales.t()
                 some = of_lines[131:150].contiguous() if right.scales.dtype == torch.uint8 else of_lines[131:150].t().contiguous()
-                assert torch.equal(Blocks(right.codes[131:150].contiguous(), right.dtype, some).product(left), wanted[:, 131:150])
+                assert torch.equal(
+                    Blocks(right.codes[131:150].contiguous(), right.dtype, some, powers=right.powers).product(left), wanted[:, 131:150]
+                )
 
 
 def test_wrong_arguments_are_named_before_anything_is_written() -> None:

@@ -1,7 +1,7 @@
 """MXFP4 weights: E2M1 in blocks of 32 along a row, with a power of two each (OCP Microscaling Formats specification 1.0, 2023).
 
-The format is one of checkpoints: its tensors have a row-wise copy alone, and products take their values. It is made of what
-``fusible.tex.formats`` and ``fusible.quantized`` offer to formats from outside.
+The format is one of checkpoints: its tensors have a row-wise copy alone. Where rows are contracted, products of the compiled kernels read it as it
+lies; others take its values. It is made of what ``fusible.tex.formats`` and ``fusible.quantized`` offer to formats from outside.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from fusible.errors import ArgumentError, expected
 from fusible.quantized import BlockScaledStorage, BlockScalingQuantizer, QuantizedTensor, register_block_format
 from fusible.tex import DType
+from fusible.tex.backends.cpu.blocks import FORMATS, BlockKernels
 from fusible.tex.backends.torch_backend.blocks import block_amax, scale_blocks_
 from fusible.tex.backends.torch_backend.number_formats import decode_e2m1_pairs, decode_e8m0, encode_e2m1, factor_of_e8m0, pack_nibbles
 from fusible.tex.formats import BlockCodec, BlockFormat, Copy, Scheme
@@ -72,7 +73,14 @@ def _values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool
     return scale_blocks_(values, decode_e8m0(scales), _BLOCK), None
 
 
+def _decode(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
+    found, _ = _values(x, way, scales, (values.shape[0], values.shape[1]), False)
+    values.copy_(found)
+    return False
+
+
 MXFP4_WEIGHTS.codecs["torch"] = BlockCodec(_encode, _values)
+FORMATS[MXFP4_WEIGHTS] = BlockKernels(None, _decode)  # products read codes and scales as they lie
 
 
 class MXFP4WeightStorage(BlockScaledStorage):

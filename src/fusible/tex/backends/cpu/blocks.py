@@ -33,7 +33,17 @@ from fusible.tex.formats.block_reading import BlockReader, Codes
 from fusible.tex.formulas.nvfp4 import largest_value
 from fusible.tex.protocol import fp8_format, outer, process_group
 
-__all__ = ["FORMATS", "Operand", "codes_of_blocks", "fails_to_cancel", "operand_of_blocks", "quantize_blocks", "takes", "values_of_blocks"]
+__all__ = [
+    "FORMATS",
+    "BlockKernels",
+    "Operand",
+    "codes_of_blocks",
+    "fails_to_cancel",
+    "operand_of_blocks",
+    "quantize_blocks",
+    "takes",
+    "values_of_blocks",
+]
 
 _READER = BlockReader("cpu", lambda shape, data: torch.zeros(shape, dtype=torch.float32), unswizzle)
 
@@ -44,17 +54,17 @@ def _no_factor(x: Any, way: str) -> None:
     return None
 
 
-class _Kernels(NamedTuple):
-    """What encodes and decodes a format.
+class BlockKernels(NamedTuple):
+    """What encodes and decodes a format. One whose codes products read is here though nothing compiled encodes it.
 
-    ``encode(x, quantizer, buffers)``: fill the buffers, scales in the order of their blocks. ``decode(x, way, scales, values)``: fill ``values``, of
-    the stored shape of a copy, and say whether bf16 holds every one of them and no product of two is subnormal or infinite. ``factor(x, way)``: by
-    what they are still to be multiplied, None or fp32, one or one for each line. ``transform(x, way)``: the matrix by which lines were multiplied in
-    groups, or None. ``takes(quantizer)``: whether the kernels have its options. ``never(scales)``: whether bf16 cannot hold values of these
-    scales, so that nobody asks for them.
+    ``encode(x, quantizer, buffers)``: fill the buffers, scales in the order of their blocks; None where torch's is as good.
+    ``decode(x, way, scales, values)``: fill ``values``, of the stored shape of a copy, and say whether bf16 holds every one of them and no product
+    of two is subnormal or infinite. ``factor(x, way)``: by what they are still to be multiplied, None or fp32, one or one for each line.
+    ``transform(x, way)``: the matrix by which lines were multiplied in groups, or None. ``takes(quantizer)``: whether the kernels have its options.
+    ``never(scales)``: whether bf16 cannot hold values of these scales, so that nobody asks for them.
     """
 
-    encode: Callable[[Tensor, Any, Buffers], None]
+    encode: Callable[[Tensor, Any, Buffers], None] | None
     decode: Callable[[Any, str, Tensor, Tensor], bool]
     factor: Callable[[Any, str], Tensor | None] = _no_factor
     transform: Callable[[Any, str], Tensor | None] = _no_factor
@@ -87,7 +97,9 @@ def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
     specs = form.buffer_specs(quantizer, x.shape, *asked)
     buffers = {name: (torch.empty if name.endswith("data") else torch.zeros)(size, dtype=stored) for name, (size, stored) in specs.items()}
     if x.numel():
-        FORMATS[form].encode(x, quantizer, buffers)
+        encode = FORMATS[form].encode
+        assert encode is not None
+        encode(x, quantizer, buffers)
     elif getattr(quantizer, "stochastic_rounding", False):
         draw_seeds(sum(asked))
     if options.get(swizzled):
@@ -116,7 +128,10 @@ def _fill(output: Any, buffers: dict[str, Tensor], options: dict[str, Any], *, s
 def takes(quantizer: Any) -> bool:
     """Whether the kernels have the options of a quantizer."""
     scheme = scheme_of(quantizer)
-    return scheme.per_tensor or FORMATS[block_format_of(quantizer)].takes(quantizer)
+    if scheme.per_tensor:
+        return True
+    kernels = FORMATS[block_format_of(quantizer)]
+    return kernels.encode is not None and kernels.takes(quantizer)
 
 
 def values_of_blocks(x: Any, dtype: torch.dtype) -> Tensor:
@@ -157,7 +172,10 @@ def codes_of_blocks(x: Any, way: str, undo: bool = False) -> Codes | None:
     _, data, shape = _READER.stored(x, way)
     turned = form.transposed and way == "columnwise"
     codes = data.contiguous().view(shape[1] if turned else shape[0], -1)
-    return Codes(codes, turned, DType(int(form.element(x))), _scales(x, way), form.has_tile_scales(x), 1.0 if factor is None else factor)
+    scales = _scales(x, way)
+    if form.packed > 1 and form.scales_are_exponents:  # which tells them from those of NVFP4
+        scales = scales.view(torch.float8_e8m0fnu)
+    return Codes(codes, turned, DType(int(form.element(x))), scales, form.has_tile_scales(x), 1.0 if factor is None else factor)
 
 
 def fails_to_cancel(a: Any, way_a: str, b: Any, way_b: str) -> bool:
@@ -186,7 +204,7 @@ def _scales(x: Any, way: str) -> Tensor:
 
 
 def _decoded(x: Any, way: str, scales: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool, bool]:
-    """The values of a copy as they are stored, whether that is transposed, and whether they are as ``_Kernels.decode`` says."""
+    """The values of a copy as they are stored, whether that is transposed, and whether they are as ``BlockKernels.decode`` says."""
     form, _, shape = _READER.stored(x, way)
     turned = form.transposed and way == "columnwise"
     values = torch.empty(shape[::-1] if turned else shape, dtype=dtype)
@@ -259,10 +277,10 @@ def _are_uneven(scales: Tensor) -> bool:
     return bool((scales.view(torch.int32) & 0x7FFFFF).any())
 
 
-FORMATS: dict[Format, _Kernels] = {
-    FLOAT8_BLOCKS: _Kernels(_encode_block_fp8, _decode_block_fp8, never=_are_uneven),
-    MXFP8: _Kernels(_encode_mxfp8, _decode_mxfp8),
-    NVFP4: _Kernels(
+FORMATS: dict[Format, BlockKernels] = {
+    FLOAT8_BLOCKS: BlockKernels(_encode_block_fp8, _decode_block_fp8, never=_are_uneven),
+    MXFP8: BlockKernels(_encode_mxfp8, _decode_mxfp8),
+    NVFP4: BlockKernels(
         _encode_nvfp4,
         _decode_nvfp4,
         _factor_of_nvfp4,
