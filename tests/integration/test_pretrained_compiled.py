@@ -34,7 +34,7 @@ def test_a_model_of_a_family(name: str, tmp_path: Path) -> None:
         _close(x, y)
 
 
-@pytest.mark.parametrize(("name", "held"), [("llama", "bf16"), ("gemma2_window", "bf16"), ("qwen3", "mxfp8"), ("phi", "fp8")])
+@pytest.mark.parametrize(("name", "held"), [("llama", "bf16"), ("gemma2_window", "bf16"), ("qwen3", "mxfp8"), ("phi", "fp8"), ("llama", "mxfp4")])
 def test_tokens_one_after_another(name: str, held: str, tmp_path: Path) -> None:
     """Written to the cache as it lies; Gemma's soft caps are formulas, which read it after that."""
     folder, tokens = saved(name, tmp_path), drawn(1, 12)[0]

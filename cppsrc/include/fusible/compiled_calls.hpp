@@ -1,7 +1,8 @@
 // Native functions as calls of a program that XLA has compiled: what `define` offers to Python, the handler offers to programs, with the same checks.
 //
 // A call names its function by the attribute "function". Every other attribute is a parameter by its name: a number, a text, or of a tensor its place,
-// from 0 among the operands and from -1 downwards among the results. A parameter without one has its default. A function may write to an operand, if
+// from 0 among the operands and from -1 downwards among the results. A parameter without one has its default. Where programs have no type for what the
+// bytes of a tensor stand for, the parameter's name with "_bytes_are" behind it says which it is. A function may write to an operand, if
 // that is memory which the program's caller wants written; what reads that memory afterwards waits for the result "done", an int32 that becomes 0.
 // "zeroed" has a bit for each result that is zero before the call, for functions that leave a part of it as it is.
 #pragma once
@@ -81,19 +82,29 @@ class Arguments {
         TensorView view;
         view.data = buffer.data;
         view.dtype = dtype_of(buffer.dtype);
+        if (find(name, "_bytes_are") >= 0) view.dtype = told_dtype(name, view.dtype);
         view.ndim = static_cast<int>(buffer.rank);
         for (int i = 0; i < view.ndim; ++i) view.shape[i] = buffer.dims[i];
         return view;
     }
 
   private:
-    int find(const char* name) const {
-        const std::size_t length = std::strlen(name);
+    /// The place of the attribute of that name, with what may be behind it; -1 where there is none.
+    int find(const char* name, const char* behind = "") const {
+        const std::size_t length = std::strlen(name), more = std::strlen(behind);
         for (int i = 0; i < frame_.attributes.count; ++i) {
             const xla::Text& found = *frame_.attributes.names[i];
-            if (found.length == length && std::memcmp(found.data, name, length) == 0) return i;
+            if (found.length == length + more && std::memcmp(found.data, name, length) == 0 && std::memcmp(found.data + length, behind, more) == 0) return i;
         }
         return -1;
+    }
+
+    /// What the bytes of a tensor stand for, where the call says so.
+    DType told_dtype(const char* name, DType bytes) const {
+        const std::int64_t number = integer((std::string(name) + "_bytes_are").c_str());
+        const bool known = number >= 0 && number < 256 && is_known(static_cast<int>(number));
+        if (known && bytes == DType::Byte && size_of(static_cast<DType>(number)) == 1) return static_cast<DType>(number);
+        throw DTypeError(expected("bytes, and a dtype of one byte", name, std::to_string(number), "record the call again"));
     }
 
     const void* attribute(const char* name, int type) const {

@@ -7,17 +7,21 @@ lies; others take its values. It is made of what ``fusible.tex.formats`` and ``f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, expected
+from fusible import lazy
+from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.quantized import BlockScaledStorage, BlockScalingQuantizer, QuantizedTensor, register_block_format
 from fusible.tex import DType
 from fusible.tex.backends.cpu.blocks import FORMATS, BlockKernels
 from fusible.tex.backends.torch_backend.blocks import block_amax, scale_blocks_
 from fusible.tex.backends.torch_backend.number_formats import decode_e2m1_pairs, decode_e8m0, encode_e2m1, factor_of_e8m0, pack_nibbles
+from fusible.tex.backends.xla import native_blocks
+from fusible.tex.backends.xla.block_fp8 import BLOCK_FP8
+from fusible.tex.backends.xla.number_formats import decode_e2m1, unpack_nibbles
 from fusible.tex.formats import BlockCodec, BlockFormat, Copy, Scheme
 from fusible.tex.formulas.arrays import Array
 from fusible.tex.protocol import QuantizerLike, outer
@@ -79,8 +83,20 @@ def _decode(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
     return False
 
 
-MXFP4_WEIGHTS.codecs["torch"] = BlockCodec(_encode, _values)
+def _not_encoded(x: Any, quantizer: QuantizerLike, rowwise: bool, columnwise: bool) -> NoReturn:
+    raise NotServedError(
+        expected("weights that are quantized before", of="MXFP4 in a compiled program", got="a call to do so", do="quantize them eagerly")
+    )
+
+
+def _lazy_values(x: Any, way: str, scales: Any, shape: tuple[int, int], undo: bool) -> tuple[Any, None]:
+    codes = unpack_nibbles(lazy.reshape(x._rowwise_data, (shape[0], shape[1] // 2)))
+    return BLOCK_FP8.multiplied(decode_e2m1(codes), scales, _BLOCK), None
+
+
+MXFP4_WEIGHTS.codecs.update({"torch": BlockCodec(_encode, _values), "lazy": BlockCodec(_not_encoded, _lazy_values)})
 FORMATS[MXFP4_WEIGHTS] = BlockKernels(None, _decode)  # products read codes and scales as they lie
+native_blocks.FORMATS[MXFP4_WEIGHTS] = native_blocks.BlockKernels(None)
 
 
 class MXFP4WeightStorage(BlockScaledStorage):

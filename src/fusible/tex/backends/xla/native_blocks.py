@@ -18,7 +18,7 @@ from fusible.tex.formats.block_reading import BlockReader, Codes
 from fusible.tex.formulas.nvfp4 import largest_value
 from fusible.tex.protocol import fp8_format
 
-__all__ = ["codes_of_blocks", "with_kernels"]
+__all__ = ["FORMATS", "BlockKernels", "codes_of_blocks", "with_kernels"]
 
 _Encoded = tuple[dict[str, Any], Iterable[Copy]]
 
@@ -27,21 +27,21 @@ def _of_one(x: Any, way: str) -> float:
     return 1.0
 
 
-class _Kernels(NamedTuple):
-    """``encode(x, quantizer, rowwise, columnwise)``: as of a codec. ``takes(quantizer)``: whether the kernels have its options. ``factor(x, way)``:
-    that of all values of a copy, or None where lines have one each."""
+class BlockKernels(NamedTuple):
+    """``encode(x, quantizer, rowwise, columnwise)``: as of a codec; None where only products know the format. ``takes(quantizer)``: whether the
+    kernels have its options. ``factor(x, way)``: that of all values of a copy, or None where lines have one each."""
 
-    encode: Callable[[Tensor, Any, bool, bool], _Encoded]
+    encode: Callable[[Tensor, Any, bool, bool], _Encoded] | None
     takes: Callable[[Any], bool] = lambda quantizer: True
     factor: Callable[[Any, str], Tensor | float | None] = _of_one
 
 
 def with_kernels(form: BlockFormat, codec: BlockCodec) -> BlockCodec:
     """A codec that encodes by the kernel of its format where that serves."""
-    kernels = _KERNELS[form]
+    kernels = FORMATS[form]
 
     def encode(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, **given: Any) -> _Encoded:
-        if given or not kernels.takes(quantizer) or not native.serves(x):
+        if given or kernels.encode is None or not kernels.takes(quantizer) or not native.serves(x):
             return codec.encode(x, quantizer, rowwise, columnwise, **given)
         return kernels.encode(x, quantizer, rowwise, columnwise)
 
@@ -51,7 +51,7 @@ def with_kernels(form: BlockFormat, codec: BlockCodec) -> BlockCodec:
 def codes_of_blocks(reader: BlockReader, x: Any, way: str, undo: bool) -> Codes | None:
     """A copy as a product reads it; None where lines have a factor each, or a transform to ``undo``, and of a format that the kernels do not know."""
     form, data, shape = reader.stored(x, way)
-    kernels = _KERNELS.get(form)
+    kernels = FORMATS.get(form)
     factor = None if kernels is None else kernels.factor(x, way)
     if kernels is None or factor is None or (undo and reader.transform(x, way) is not None):
         return None
@@ -119,10 +119,10 @@ def _factor_of_nvfp4(x: Any, way: str) -> Tensor | None:
     return amax / largest_value(x) if amax.size == 1 else None
 
 
-_KERNELS: dict[BlockFormat, _Kernels] = {
-    FLOAT8_BLOCKS: _Kernels(_encode_float8_blocks),
-    MXFP8: _Kernels(_encode_mxfp8),
-    NVFP4: _Kernels(
+FORMATS: dict[BlockFormat, BlockKernels] = {
+    FLOAT8_BLOCKS: BlockKernels(_encode_float8_blocks),
+    MXFP8: BlockKernels(_encode_mxfp8),
+    NVFP4: BlockKernels(
         _encode_nvfp4,
         lambda quantizer: not (quantizer.nvfp4_use_4over6 or quantizer.row_scaled_nvfp4),
         _factor_of_nvfp4,

@@ -33,11 +33,15 @@ class _Operand(NamedTuple):
     factor: Tensor | float
     scales: Tensor | None = None
     tiled: bool = False
+    scale_type: int | None = None
+    """What the bytes of scales stand for, where it is not what they are for codes of that type."""
 
     def arguments(self, side: str, transpose: bool) -> dict[str, Any]:
         """As the kernel takes it."""
         given = {side: self.data, f"{side}_transposed": transpose != self.turned, f"{side}_dtype": self.dtype, f"{side}_scale": self.factor}
-        return given | ({} if self.scales is None else {f"{side}_scales": self.scales}) | ({f"{side}_tiled": True} if self.tiled else {})
+        given |= {} if self.scales is None else {f"{side}_scales": self.scales}
+        given |= {} if self.scale_type is None else {f"{side}_scales_bytes_are": self.scale_type}
+        return given | ({f"{side}_tiled": True} if self.tiled else {})
 
 
 def operands(job: _Job) -> tuple[_Operand, _Operand] | None:
@@ -104,7 +108,10 @@ def _operand(x: Any, way: str, undo: bool) -> _Operand | None:
         return _Operand(flat(x), False, native.dtype_number(x.dtype), 1.0) if native.takes(x) else None
     if not form.per_tensor:
         codes = codes_of_blocks(BLOCKS.reader, x, way, undo)
-        return None if codes is None else _Operand(codes.data, codes.turned, int(codes.dtype), codes.factor, codes.scales, codes.tiled)
+        if codes is None:
+            return None
+        told = native.E8M0 if form.packed > 1 and form.scales_are_exponents else None
+        return _Operand(codes.data, codes.turned, int(codes.dtype), codes.factor, codes.scales, codes.tiled, told)
     if x._data is not None:
         return _Operand(flat(x._data), False, int(fp8_format(x._fp8_dtype)), x._scale_inv)
     data = transposed(x)
