@@ -55,6 +55,7 @@ EQUIVALENT = (
     ),
     ("get_stream_priority_range", "results 0 and 1 swapped", "the reference has one priority"),
     ("fused_attn_(fwd|bwd)", r"takes max_seqlen_(q|kv) for \d+", "a bound of what lengths say; which words dropout draws is a backend's own"),
+    ("prim_attention_step", r"takes max_new_len for \d+", "a bound of what lengths say"),
     ("fused_score_for_moe_aux_loss_bwd", r"takes topk for \d", "checked, and not computed with"),
     ("fused_topk_with_score_function_qb_fwd", "(takes|inverts) bin_bounds_validated.*", "says whether bounds are checked"),
     (

@@ -83,6 +83,7 @@ class Step:
     interleaved: bool = False
     from_zero: bool = False
     window: tuple[int, int] = (-1, -1)
+    scale: float = 0.3
 
     def places(self, i: int) -> range:
         """The positions of the new tokens of sequence i."""
@@ -94,6 +95,7 @@ _STEPS = (
     Step("rotated, several tokens or none, two to a key", (3, 0, 5, 1), (3, 4, 11, 9), 4, 3, heads=4, rotated=8),
     Step("half rotated in pairs, a window", (2, 4), (7, 5), 3, 4, width=12, rotated=6, interleaved=True, window=(2, -1)),
     Step("rotated from the first angle on, narrow values", (4, 2), (4, 3), 8, 1, groups=1, rotated=8, from_zero=True),
+    Step("more than 4,096 elements, another scale", (14, 4), (20, 30), 8, 4, heads=4, groups=2, width=64, scale=0.1),
 )
 
 
@@ -124,6 +126,9 @@ def step_sample(step: Step, generator: torch.Generator, dtype: torch.dtype) -> S
     )
     caches = [random(generator, (pages, step.page, step.groups, width), dtype) for width in (step.width, values)]
     table = torch.randperm(pages, generator=generator)[: pages - 1].view(len(step.new), step.each).int()
+    pages_of = table.clone()  # of entries that no length reaches anything may be there
+    for row, cached in zip(table, step.cached, strict=True):
+        row[-(-cached // step.page) :] = pages
     starts = torch.tensor([0 if step.from_zero else step.places(i).start for i in range(len(step.new))], dtype=torch.int32)
     angles = torch.rand(step.page * step.each, 1, 1, step.rotated, generator=generator) * 6 if step.rotated else None
     turned = [q.double(), k.double()]
@@ -137,9 +142,9 @@ def step_sample(step: Step, generator: torch.Generator, dtype: torch.dtype) -> S
         for i, part in enumerate(rows.split(step.new)):
             for row, position in zip(part, step.places(i), strict=True):
                 cache[table[i, position // step.page], position % step.page] = row
-    scale, most, parts = 0.3, 1.0, []
+    scale, most, parts = step.scale, 1.0, []
     for i, queries in enumerate(turned[0].split(step.new)):
-        held = [cache[table[i].long()].flatten(0, 1)[: step.cached[i]].repeat_interleave(step.heads // step.groups, 1) for cache in written]
+        held = [cache[pages_of[i].long()].flatten(0, 1)[: step.cached[i]].repeat_interleave(step.heads // step.groups, 1) for cache in written]
         behind = torch.tensor(list(step.places(i)), dtype=torch.long)[:, None] - torch.arange(step.cached[i])
         scores = scale * torch.einsum("ihd,jhd->hij", queries, held[0])
         most = max(most, scores.abs().max().item() if scores.numel() else 0.0)

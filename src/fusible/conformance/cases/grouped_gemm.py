@@ -250,8 +250,8 @@ def of_blocks(form: str, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{layout} of {a} and {b}, transformed {transformed}", arguments, outputs)
 
 
-def of_two_types(form: str, generator: torch.Generator, dtype: torch.dtype) -> Sample:
-    """Weights of another dtype than tokens and result, and a bias with a scale."""
+def of_two_types(form: str, generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Weights of another dtype than tokens and result: with a bias that has a scale, and added to D."""
     A, _ = operands(generator, "TN", torch.bfloat16 if dtype is torch.float32 else torch.float32, random=integers)
     _, B = operands(generator, "TN", dtype, random=integers)
     rows, factors = random(generator, (len(_ROWS), _N), dtype), torch.linspace(-1.0, 1.0, _TOTAL)
@@ -259,7 +259,9 @@ def of_two_types(form: str, generator: torch.Generator, dtype: torch.dtype) -> S
     D, outputs = target(form, "TN", [x + row * factor[:, None] for x, row, factor in parts], dtype)
     bias = GroupedTensorStorage((len(_ROWS), _N), dtype, num_tensors=len(_ROWS), data=rows.view(-1))
     arguments = on_groups("TN", group_of(form, A), gather(B), D, bias=bias, bias_scale=factors)
-    return Sample("weights of another type", arguments, outputs)
+    yield Sample("weights of another type", arguments, outputs)
+    D, outputs = target(form, "TN", [x + 7 for x in exact("TN", A, B)], dtype)
+    yield Sample("weights of another type, added to D", on_groups("TN", group_of(form, A), gather(B), D, beta=torch.ones(1)), outputs)
 
 
 def of_two_roundings(form: str, dtype: torch.dtype) -> Iterator[Sample]:
@@ -291,7 +293,7 @@ def on_grouped(generator: torch.Generator, dtype: torch.dtype, form: str) -> Ite
         group = storages(a, fa, dtype) if form == "discrete_in" else quantized_group(a, fa, dtype)
         yield Sample(f"{layout} of FP8", on_groups(layout, group, quantized_group(b, fb, dtype), D), outputs)
     yield from of_blocks(form, dtype)
-    yield of_two_types(form, generator, dtype)
+    yield from of_two_types(form, generator, dtype)
     yield from of_two_roundings(form, dtype)
     A, B = operands(generator, "TN", dtype, _N, integers)  # square weights
     rows = torch.stack([random(generator, (_N,), dtype) for _ in _ROWS])
