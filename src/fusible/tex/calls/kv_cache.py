@@ -141,7 +141,20 @@ def check_step(call: CallArguments) -> tuple[int, int]:
         if tuple(lengths.shape) != (table[0] + 1,):
             of = f"{name} of prim.attention_step"
             raise ShapeError(expected(f"[{table[0] + 1}]", of=of, got=list(lengths.shape), do="pass the cumulative lengths of the table's rows"))
+    _check_rotation(call, table[0])
     return edges_of_window(call.window_size)
+
+
+def _check_rotation(call: CallArguments, sequences: int) -> None:
+    """Raise ``ShapeError`` for angles and places of a step that are not those of its heads and sequences."""
+    angles = None if call.angles is None else tuple(call.angles.shape)
+    if angles is not None and (len(angles) != 4 or angles[1:3] != (1, 1) or angles[3] % 2 or angles[3] > call.q.shape[2]):
+        wanted, of = f"[positions, 1, 1, w] with an even w up to {call.q.shape[2]}", "angles of prim.attention_step"
+        raise ShapeError(expected(wanted, of=of, got=list(angles), do="pass angles of that shape"))
+    starts = call.start_positions
+    if starts is not None and tuple(starts.shape) != (sequences,):
+        of, do = "start_positions of prim.attention_step", "pass the place of each sequence's first new token"
+        raise ShapeError(expected(f"[{sequences}]", of=of, got=list(starts.shape), do=do))
 
 
 def copy_of_step(call: CallArguments, k: Any) -> dict[str, Any]:
