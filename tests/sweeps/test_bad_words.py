@@ -127,7 +127,9 @@ ALLOWED = {
     "meta": "of tensors on meta alone others on meta come",
 }
 ALSO = {
-    **{(word, "window_size"): "a window may be wider than any sequence" for word in ("attention", "attention_cached", "attention_step", "dattention")},
+    **{
+        (word, "window_size"): "a window may be wider than any sequence" for word in ("attention", "attention_cached", "attention_step", "dattention")
+    },
     ("bytes_gathered", "shape"): "a question about any shape",
     ("has_own_blocks", "shape"): "a question about any shape",
     ("multi_cast_transpose_checked", "types"): "None asks for nothing",

@@ -34,8 +34,8 @@ from fusible.tex.formulas.nvfp4 import largest_value
 from fusible.tex.protocol import fp8_format, outer, process_group
 
 __all__ = [
-    "FORMATS",
     "BlockKernels",
+    "FORMATS",
     "Operand",
     "codes_of_blocks",
     "fails_to_cancel",

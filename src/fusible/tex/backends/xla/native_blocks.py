@@ -18,7 +18,7 @@ from fusible.tex.formats.block_reading import BlockReader, Codes
 from fusible.tex.formulas.nvfp4 import largest_value
 from fusible.tex.protocol import fp8_format
 
-__all__ = ["FORMATS", "BlockKernels", "codes_of_blocks", "with_kernels"]
+__all__ = ["BlockKernels", "FORMATS", "codes_of_blocks", "with_kernels"]
 
 _Encoded = tuple[dict[str, Any], Iterable[Copy]]
 
