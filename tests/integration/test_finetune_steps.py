@@ -11,7 +11,7 @@ from finetune_models import EPS, LENGTHS, RATE, WORDS, checkpoint, corpus_of, ne
 
 from fusible.errors import ArgumentError, ShapeError
 from fusible.models import LanguageModel, from_config, from_pretrained, save_pretrained
-from fusible.models.training import Cosine, StepOptions, Trainer, pack
+from fusible.models.training import Cosine, Processes, StepOptions, Trainer, pack
 from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, MXFP8BlockScaling
 
 
@@ -112,3 +112,11 @@ def test_packed_tokens_need_their_lengths() -> None:
     with pytest.raises(ShapeError, match=r"\[batch, seq\], or \[tokens\] with seq_lens"):
         model(torch.arange(3, 9))
     assert model(torch.arange(3, 9), torch.tensor([2, 4])).shape == (6, WORDS)
+
+
+def test_windows_that_processes_cannot_share_out_are_refused_before_the_model_is_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes, windows = Processes(), pack(corpus_of(LENGTHS), 32)
+    monkeypatch.setattr(processes, "parts", 3)
+    monkeypatch.setattr(processes, "lay_out", lambda model: pytest.fail("laid out"))
+    with pytest.raises(ArgumentError, match=r"^batch of StepOptions: expected a multiple of the 3 processes that share it, got 4; choose another\.$"):
+        Trainer(from_config(new_model().config.to_dict(), seed=1), windows, options(), processes)

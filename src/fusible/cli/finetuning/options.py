@@ -121,11 +121,6 @@ class FinetuneOptions(RunOptions):
         return self.model.endswith(".json")
 
     @property
-    def at_once(self) -> int:
-        """Windows that go through the model at once."""
-        return self.micro_batch or self.batch
-
-    @property
     def alpha(self) -> float:
         """The factor of adapters times their rank."""
         return 2.0 * self.lora if self.lora_alpha is None else self.lora_alpha

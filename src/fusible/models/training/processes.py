@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from fusible.distributed import parallelize
 from fusible.distributed.mesh import size_of
+from fusible.errors import ArgumentError, expected
 from fusible.models.language_model import LanguageModel
 from fusible.models.training.packing import IGNORED
 from fusible.pytorch import CrossEntropyLoss
@@ -33,6 +34,7 @@ class Processes:
 
     def __init__(self, mesh: DeviceMesh | None = None, *, sequence_parallel: bool = False) -> None:
         self._mesh, self._sequence_parallel = mesh, sequence_parallel
+        self._device = "cpu" if mesh is None else mesh.device_type
         self._size = {name: 1 if mesh is None else size_of(mesh, name) for name in (*_OF_WINDOWS, "tp")}
         self.parts, self._part = 1, 0
         """How many processes have windows of their own, and the how manieth this one is."""
@@ -60,6 +62,12 @@ class Processes:
             fully_shard(model, mesh=self._mesh["dp_shard"], mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
         group = self._mesh["tp"].get_group() if self._size["tp"] > 1 else None
         return CrossEntropyLoss(ignore_index=IGNORED, reduction="sum", group=group)
+
+    def check(self, batch: int) -> None:
+        """Raise ``ArgumentError`` for a step of so many windows that they cannot be shared out equally: processes would wait for one another."""
+        if batch % self.parts:
+            wanted = f"a multiple of the {self.parts} processes that share it"
+            raise ArgumentError(expected(wanted, of="batch of StepOptions", got=batch, do="choose another"))
 
     def own(self, places: torch.Tensor) -> torch.Tensor:
         """Of a step's windows those of this process."""
@@ -89,7 +97,7 @@ class Processes:
         """The sums over all parts of a batch."""
         if self.parts == 1:
             return list(values)
-        found = torch.tensor(values, dtype=torch.float64)
+        found = torch.tensor(values, dtype=torch.float64, device=self._device)
         dist.all_reduce(found, group=self._with_windows)
         return found.tolist()
 
@@ -98,7 +106,7 @@ class Processes:
         if self._size["dp_replicate"] == 1:
             return
         group = self._group("dp_replicate")
-        there = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+        there = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8, device=self._device)
         dist.all_reduce(there, dist.ReduceOp.MAX, group)
         used = [parameter for parameter, flag in zip(parameters, there.tolist(), strict=True) if flag]
         for parameter in used:

@@ -63,6 +63,7 @@ class Trainer:
 
     def __init__(self, model: LanguageModel, windows: Windows, options: StepOptions, processes: Processes | None = None) -> None:
         self.model, self.options, self.done, self.processes = model, options, 0, processes or Processes()
+        self.processes.check(options.batch)
         self._windows, self._order = windows, Order(len(windows), options.seed)
         self._whole = {name: (tuple(p.shape), p.dtype) for name, p in model.named_parameters() if p.requires_grad}
         self._loss = self.processes.lay_out(model)
