@@ -14,7 +14,7 @@ from fusible import tex
 from fusible.errors import ArgumentError
 from fusible.pytorch.engine import executors
 from fusible.pytorch.engine.executors import EagerExecutor
-from fusible.pytorch.engine.replay import Listing
+from fusible.pytorch.engine.listing import Listing
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 
 RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8CurrentScaling()]

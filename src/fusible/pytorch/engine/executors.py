@@ -11,8 +11,9 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, BackendError, check_callable, check_switch, check_text, expected
+from fusible.pytorch.engine.listing import Listing, deduplicate
 from fusible.pytorch.engine.program import Executor, Program
-from fusible.pytorch.engine.replay import Listing, Replay, deduplicate
+from fusible.pytorch.engine.replay import Replay
 from fusible.tex.selection.scope import current_scope
 
 __all__ = ["DIRECT", "EagerExecutor", "make_executor", "register_executor"]
