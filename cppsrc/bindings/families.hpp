@@ -15,5 +15,6 @@ void bind_softmax(pybind11::module_& m);
 void bind_optimizers(pybind11::module_& m);
 void bind_fingerprint(pybind11::module_& m);
 void bind_call_key(pybind11::module_& m);
+void bind_layouts(pybind11::module_& m);
 
 }  // namespace fusible

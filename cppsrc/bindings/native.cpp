@@ -63,6 +63,7 @@ FUSIBLE_MODULE(_native, m) {
     bind_optimizers(m);
     bind_fingerprint(m);
     bind_call_key(m);
+    bind_layouts(m);
 
     compiled::around() = on_xla_threads;
     compiled::offer("copy", copy, pybind11::arg("src"), pybind11::arg("dst"));

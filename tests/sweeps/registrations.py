@@ -143,6 +143,7 @@ REGISTRATIONS = [
     Registration("register_factory", tex.register_factory, lambda: {"quantizer_class": Quantizer, "factory": lambda quantizer, **fields: None}),
     Registration("register_kind", tex.register_kind, lambda: {"cls": Quantizer, "describe": lambda x: "own"}),
     Registration("requires", lambda supports, method: tex.requires(supports)(method), lambda: {"supports": lambda request: None, "method": _gelu}),
+    Registration("specialized_by", lambda how, method: tex.specialized_by(how)(method), lambda: {"how": lambda self, call: None, "method": _gelu}),
     Registration("build_quantized", tex.build_quantized, lambda: {"quantizer": _of_own()}),
     Registration("listening", _listened, lambda: {"note": lambda heard: None}),
     Registration("register_fusion_forward", register_fusion_forward, lambda: {"function": fused, "when": None}),

@@ -16,6 +16,7 @@ from fusible.tex.enums import *
 from fusible.tex.factories import build_quantized, register_factory
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request, function, requires
+from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.operands import register_kind
 from fusible.tex.registry import Decision, registry
 from fusible.tex.selection.dispatch import Call, dispatcher, explain, hand_over, record
@@ -47,6 +48,7 @@ __all__ = [
     "OpImpl",
     "Policy",
     "Request",
+    "SpecializedCall",
     "TEXBackendBase",
     "backends",
     "build_quantized",
@@ -70,6 +72,7 @@ __all__ = [
     "requires",
     "set_backend",
     "set_policy",
+    "specialized_by",
     "tex",
     "undeclare",
 ]

@@ -13,6 +13,7 @@ from fusible.tex.enums import *
 from fusible.tex.factories import build_quantized as build_quantized, register_factory as register_factory
 from fusible.tex.interface.base import TEXBackendBase as TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS as DECLARATIONS, Request as Request, function as function, requires as requires
+from fusible.tex.interface.specialize import SpecializedCall as SpecializedCall, specialized_by as specialized_by
 from fusible.tex.operands import register_kind as register_kind
 from fusible.tex.registry import Decision as Decision, registry as registry
 from fusible.tex.selection.dispatch import Call as Call, dispatcher as dispatcher, explain as explain, hand_over as hand_over, record as record

@@ -276,13 +276,6 @@ def test_a_parameter_of_a_class_of_the_users_is_held_in_its_dtype() -> None:
             assert weights.stored_type(parameter) is nvte_dtype(dtype)
 
 
-def test_fields_are_the_same_objects_and_nothing_else() -> None:
-    x = torch.ones(2)
-    fields = weights._Fields((x, None))
-    assert fields == weights._Fields((x, None))
-    assert not any(fields == other or other == fields for other in (weights._Fields((x.clone(), None)), weights._Fields((x,)), (x, None), None))
-
-
 def test_gradients_pass_through_weights_held_in_8_bits() -> None:
     model, _ = counted()
     model[1].weight = held(model[1].weight)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusible
 from fusible import tex
@@ -15,6 +17,7 @@ from fusible.errors import ArgumentError
 from fusible.pytorch.engine import executors
 from fusible.pytorch.engine.executors import EagerExecutor
 from fusible.pytorch.engine.listing import Listing
+from fusible.pytorch.engine.replay import last_uses
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 
 RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8CurrentScaling()]
@@ -287,9 +290,72 @@ def test_every_value_but_results_and_constants_goes_at_some_step() -> None:
     y = heard(listing, lambda a, n: a + n, a, 3)
     replay = listing.finish([y], None, 0)
     assert replay is not None and replay.run([x, unread])[0].tolist() == [5.0, 5.0]
-    places = {place for _, _, target, parts, _ in replay._steps for place in (target, *(place for _, place in parts))}
-    gone = [place for *_, done in replay._steps for place in done]
-    assert len(gone) == len(set(gone)) and set(gone) == (places | {0}) - set(replay._outputs)
+    kept = {*replay.outputs, *replay._constants}
+    gone = [place for ends in last_uses(replay.steps, kept) for place in ends]
+    places = {place for step in replay.steps for place in (*step.sources, step.target, *(place for _, place in step.parts))}
+    assert len(gone) == len(set(gone)) and set(gone) == places - kept
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """The same values in memory by columns."""
+    return x.t().contiguous().t()
+
+
+def block() -> fusible.Sequential:
+    torch.manual_seed(0)
+    return fusible.Sequential(fusible.LayerNorm(32), fusible.Linear(32, 32), fusible.GELU(), fusible.Linear(32, 32), fusible.RMSNorm(32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", ["x", "weight", "gamma", "gradient", "negated", "mode", "subclass", "as it was"])
+def test_what_lies_otherwise_than_when_it_was_listed_is_computed_all_the_same(way: str, dtype: torch.dtype) -> None:
+    ours, plain = block().to(dtype), block().to(dtype)
+    plain._runner().executor = Plain()
+    x, dy = torch.randn(16, 32).to(dtype), torch.randn(16, 32).to(dtype)
+
+    def step(model: fusible.Sequential, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_()
+        model.zero_grad()
+        y = model(x)
+        y.backward(dy)
+        return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+    for _ in range(4):
+        step(ours, x, dy)
+    for model in (ours, plain):
+        if way == "weight":
+            model[1].weight.data = strided(model[1].weight.data)
+        if way == "gamma":
+            model[0].weight.data = torch.ones(64, dtype=dtype)[::2]
+    inputs = {"x": (strided(x), dy), "gradient": (x, strided(dy)), "negated": (torch._neg_view(x), dy), "subclass": (x.as_subclass(Named), dy)}
+    here = inputs.get(way, (x, dy))
+    with Watching() if way == "mode" else nullcontext():
+        found = step(ours, *here)
+    assert all(torch.equal(a, b) for a, b in zip(found, step(plain, *here), strict=True))
+
+
+class Named(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+class Watching(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_pass_is_specialized_where_its_backends_say_how() -> None:
+    """Nothing is put together that its calls do not take."""
+    model = fusible.quantize_parameters(block())
+    with torch.no_grad():
+        for _ in range(4):
+            model(torch.randn(16, 32))
+    (replay,) = model._runner().executor._replays.values()
+    assert "_run_specialized" in vars(replay) and "_run_listed" not in vars(replay)
+    assembled = [step for step in replay.steps if step.assembles]
+    specialized = replay._run_specialized.__globals__
+    assert assembled and not any(step.call in specialized.values() for step in assembled)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -1,6 +1,6 @@
-"""Listing a pass: the tex calls that a program makes, with the flow of tensors between them, as they are heard.
+"""Listing a pass: what a program calls in tex, with the flow of tensors between the calls, as it is heard.
 
-The listing also knows where each value is last used, and lets it go there. Listing keeps no value alive either: it knows them by weak references.
+Listing keeps no value alive: it knows them by weak references.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from fusible import nvte, tex
-from fusible.pytorch.engine.replay import Replay, Step
+from fusible.pytorch.engine.replay import Replay, Step, layout_of
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, Quantizer
+from fusible.tex.interface.specialize import specialize
 
 __all__ = ["Listing", "deduplicate"]
 
@@ -43,9 +44,9 @@ class Listing:
     Every value has a place: first the inputs, then constants and results as they come. Places of objects are found by identity, while they live.
     """
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    def __init__(self, inputs: list[Any]) -> None:
         self._places: dict[int, int] = {}
-        self._parts_of: dict[int, tuple[int, Callable[[Any], Any]]] = {}
+        self._parts_of: dict[int, tuple[int, str]] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._constants: dict[int, Any] = {}
         self._steps: list[Step] = []
@@ -54,6 +55,7 @@ class Listing:
         for value in inputs:
             self._new(value)
         self._inputs = self._count
+        self._layout = layout_of(inputs)
 
     def note(self, call: tex.RecordedCall) -> None:
         """List one call."""
@@ -73,7 +75,7 @@ class Listing:
             return None
         finally:
             self._alive.clear()  # a tensor that something refers to weakly, as the collector has yet to find, cannot be swapped
-        return Replay(self._with_liveness(places), self._template(), self._inputs, places, static, epoch)
+        return Replay(self._steps, self._constants, self._inputs, places, static, epoch, self._layout)
 
     def _new(self, value: Any) -> int:
         place = self._count
@@ -108,36 +110,42 @@ class Listing:
         if not all(_is_constant(value) for value in call.kwargs.values()):
             raise _Unreplayable
         sources = tuple(self._place(arg) for arg in call.args)
-        method = partial(call.method, **call.kwargs) if call.kwargs else call.method
-        self._step(method, sources, call.result)
-        step = len(self._steps) - 1
+        step = len(self._steps)
+        if call.kwargs:
+            self._steps.append(Step(partial(call.method, **call.kwargs), sources, self._new(call.result)))
+        else:
+            specialized = self._specialized(call) if self._layout is not None else None
+            self._steps.append(Step(call.method, sources, self._new(call.result), specialized=specialized))
         for arg, source in zip(call.args, sources, strict=True):
             if isinstance(arg, Float8Quantizer) and arg.amax is not None:
-                self._steps.append(Step(attrgetter("amax"), (source,), self._new(arg.amax), (), ()))
+                self._steps.append(Step(attrgetter("amax"), (source,), self._new(arg.amax)))
         self._reach(step, call.result)
 
-    def _step(self, call: Callable[..., Any], sources: tuple[int, ...], result: Any) -> int:
-        target = self._new(result)
-        self._steps.append(Step(call, sources, target, (), ()))
-        return target
+    def _specialized(self, call: tex.RecordedCall) -> tuple[Callable[..., Any], tuple[int, ...]] | None:
+        found = specialize(call.method, call.args)
+        if found is None or not all(self._is_known(operand) for operand in found.operands):
+            return None
+        return found.compute, tuple(self._place(operand) for operand in found.operands)
 
-    def _reach(self, step: int, result: Any, path: Callable[[Any], Any] | None = None) -> None:
-        """Register the tensors inside a result: they get a place of their own when they are asked for."""
+    def _is_known(self, value: Any) -> bool:
+        return id(value) in self._places or id(value) in self._parts_of or _is_constant(value)
+
+    def _reach(self, step: int, result: Any, path: str = "") -> None:
+        """Register the tensors inside a result, by what is written after it to get them: they get a place of their own when they are asked for."""
         if isinstance(result, (list, tuple)):
-            inner = [(itemgetter(i), part) for i, part in enumerate(result)]
+            inner = [(f"[{i}]", part) for i, part in enumerate(result)]
         elif isinstance(result, Float8TensorStorage):
-            inner = [(attrgetter(name), getattr(result, name)) for name in ("_data", "_transpose", "_scale_inv")]
+            inner = [(f".{name}", getattr(result, name)) for name in ("_data", "_transpose", "_scale_inv")]
         elif isinstance(result, nvte.STORAGES):
-            inner = [(_part(name), part) for name, part in result.get_metadata().items() if name != "quantizer"]
+            inner = [(f".get_metadata()[{name!r}]", part) for name, part in result.get_metadata().items() if name != "quantizer"]
         else:
             return
-        for get, part in inner:
+        for text, part in inner:
             if isinstance(part, _CONSTANTS) or id(part) in self._places:
                 continue
-            reach = get if path is None else _then(path, get)
             if self._watch(part):
-                self._parts_of.setdefault(id(part), (step, reach))
-            self._reach(step, part, reach)
+                self._parts_of.setdefault(id(part), (step, path + text))
+            self._reach(step, part, path + text)
 
     def _place(self, value: Any) -> int:
         """Where a value is: known, part of a result, a constant, or put together of such."""
@@ -167,33 +175,14 @@ class Listing:
             make = partial(_make_storage, spec)
         else:
             raise _Unreplayable
-        return self._step(make, tuple(self._place(part) for part in parts), value)
-
-    def _template(self) -> list[Any]:
-        """The values before a run: constants in their places."""
-        return [self._constants.get(place) for place in range(self._count)]
-
-    def _with_liveness(self, outputs: tuple[int, ...]) -> list[Step]:
-        """The steps, each with the places that nobody reads after it."""
-        last: dict[int, int] = {}
-        for i, step in enumerate(self._steps):
-            for place in (*step.sources, step.target):  # a part has its place since somebody reads it
-                last[place] = i
-        kept = {*outputs, *self._constants}
-        ending: dict[int, list[int]] = {}
-        for place, i in last.items():
-            if place not in kept:
-                ending.setdefault(i, []).append(place)
-        return [step._replace(done=tuple(ending.get(i, ()))) for i, step in enumerate(self._steps)]
+        sources = tuple(self._place(part) for part in parts)
+        self._steps.append(Step(make, sources, target := self._new(value), assembles=True))
+        return target
 
 
 def _is_constant(value: Any) -> bool:
     """Whether a value is the same for every run: a constant, or a list of such."""
     return isinstance(value, _CONSTANTS) or (isinstance(value, (list, tuple)) and all(isinstance(v, _CONSTANTS) for v in value))
-
-
-def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: second(first(value))
 
 
 def _make_list(*values: Any) -> list[Any]:
@@ -202,10 +191,6 @@ def _make_list(*values: Any) -> list[Any]:
 
 def _make_delayed(dtype: Any, rowwise: bool, columnwise: bool, internal: bool, scale: Any) -> Float8Quantizer:
     return Float8Quantizer(scale, None, dtype, rowwise=rowwise, columnwise=columnwise, internal=internal)
-
-
-def _part(name: str) -> Callable[[Any], Any]:
-    return lambda storage: storage.get_metadata()[name]
 
 
 def _make_storage(spec: nvte.StorageSpec | nvte.Shell, *parts: Any) -> Any:

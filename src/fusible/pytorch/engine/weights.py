@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,15 @@ def stored_type(parameter: torch.Tensor) -> Type:
     if type(parameter) in PLAIN or not isinstance(parameter, QuantizedTensor):
         return nvte_dtype(parameter.dtype)
     if isinstance(parameter, Float8Tensor):
-        return QuantizedType(DType(int(parameter._fp8_dtype)), "current")
+        return _under_one_scale(parameter._fp8_dtype)
     storage = parameter.storage_without_autograd()
     return QuantizedType.of(storage._quantizer).read(**storage.get_usages())
+
+
+@functools.cache
+def _under_one_scale(dtype: int) -> QuantizedType:
+    """One object a dtype: keys of plans are compared at every call, and what is the same is equal without a look."""
+    return QuantizedType(DType(int(dtype)), "current")
 
 
 @dataclass(eq=False)
@@ -78,28 +85,50 @@ class QuantizedWeights:
         if not plan.quantized_args:
             return args, {}
         params = [Tensor(arg, type) for arg, type in zip(args, plan.arg_types, strict=True)]
+        copied: list[QuantizedArg] = []
+        for arg in plan.quantized_args:
+            parameter = args[arg.place]
+            if isinstance(parameter, QuantizedTensor):
+                params[arg.place] = _as_it_is(parameter)
+            else:
+                copied.append(arg)
+        return params, self._copy(plan, copied, params, args, snapshot, executor) if copied else {}
+
+    def _copy(
+        self,
+        plan: Plan,
+        wanted: Sequence[QuantizedArg],
+        params: list[Tensor],
+        args: Sequence[torch.Tensor],
+        snapshot: Snapshot | None,
+        executor: Executor,
+    ) -> dict[str, torch.Tensor]:
+        """Put the copies of the parameters ``wanted`` into ``params``: those that are there, and new ones of what has changed. Their amaxes, by
+        slot."""
         held = self._held  # read once, and replaced as a whole: another thread may be here too
-        looks = {arg: _look(args[arg.place], arg, snapshot) for arg in plan.quantized_args}
+        looks = {arg: _look(args[arg.place], arg, snapshot) for arg in wanted}
         again = {arg for arg, look in looks.items() if look is not None and arg in held and held[arg].look == look}
         frozen = current_frozen_weights()
         sure = {arg for arg in again if frozen.vouches_for(held[arg])} if frozen is not None else set[QuantizedArg]()
         asked = [arg for arg, look in looks.items() if look is not None and arg not in sure]
         taken = _fingerprints([arg for arg in asked if frozen is not None or arg not in held or held[arg].recurs or arg in again], args)
-        stale = [arg for arg in looks if arg not in sure and (arg not in again or not _vouched(held[arg], taken.get(arg), args[arg.place]))]
+        stale = [arg for arg in looks if arg not in sure and (arg not in again or not _vouched(held[arg], taken.get(arg)))]
         for arg in again:
             held[arg].recurs = True
         if stale:
-            tensors, amaxes_of = _take(plan, stale, args, snapshot, executor)
-            made = {arg: WeightCopy(looks[arg], taken.get(arg), tensors[arg], amaxes_of[arg], arg in again) for arg in stale}
+            tensors, observed = _quantize(plan, stale, args, snapshot, executor)
+            of_slots = [{slot: observed[slot] for slot in arg.slots if slot in observed} for arg in stale]
+            copies = zip(stale, tensors, of_slots, strict=True)
+            made = {arg: WeightCopy(looks[arg], taken.get(arg), tensor, found, arg in again) for arg, tensor, found in copies}
             held = self._held = {**held, **made}
         if frozen is not None:
             for arg in taken:
                 frozen.keep(held[arg], args[arg.place])
         amaxes: dict[str, torch.Tensor] = {}
-        for arg in plan.quantized_args:
+        for arg in wanted:
             params[arg.place] = held[arg].tensor
             amaxes.update(held[arg].amaxes)
-        return params, amaxes
+        return amaxes
 
 
 @dataclass(frozen=True)
@@ -142,8 +171,6 @@ def _records(quantizer: Any) -> bool:
 def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None) -> Any:
     """A cheap key (address, version, dtype, shape, scales) that differs where a parameter or its scale is another than before. None on a device whose
     scales would have to be waited for."""
-    if isinstance(parameter, QuantizedTensor):
-        return _Fields(parameter.get_metadata().values())
     if not parameter.is_cpu:
         return None
     scales = tuple([snapshot.values[slot] for slot in arg.slots]) if snapshot is not None else ()
@@ -151,47 +178,24 @@ def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None)
     return parameter.data_ptr(), version, parameter.dtype, parameter.shape, scales
 
 
-class _Fields(tuple[Any, ...]):
-    """The fields of a quantized tensor, compared by identity, whatever their values."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Fields) and len(self) == len(other) and all(a is b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-
-
 def _fingerprints(chosen: Sequence[QuantizedArg], args: Sequence[torch.Tensor]) -> dict[QuantizedArg, Fingerprint]:
-    read = [arg for arg in chosen if not isinstance(args[arg.place], QuantizedTensor)]
-    found = fingerprints([args[arg.place] for arg in read]) if read else None
-    return {} if found is None else dict(zip(read, found, strict=True))
+    found = fingerprints([args[arg.place] for arg in chosen]) if chosen else None
+    return {} if found is None else dict(zip(chosen, found, strict=True))
 
 
-def _vouched(copy: WeightCopy, now: Fingerprint | None, parameter: torch.Tensor) -> bool:
-    """Whether a copy whose ``look`` is the same may be used: the bytes have the same fingerprint, or the parameter is quantized and is the copy."""
-    return isinstance(parameter, QuantizedTensor) or (now is not None and now == copy.fingerprint)
-
-
-def _take(
-    plan: Plan, stale: Sequence[QuantizedArg], args: Sequence[torch.Tensor], snapshot: Snapshot | None, executor: Executor
-) -> tuple[dict[QuantizedArg, Tensor], dict[QuantizedArg, dict[str, torch.Tensor]]]:
-    """The 8-bit copies of the parameters in ``stale``, and the amaxes of each by slot; one that is held in 8 bits is its own."""
-    parameters = {arg: args[arg.place] for arg in stale}
-    taken = {arg: _as_it_is(parameter) for arg, parameter in parameters.items() if isinstance(parameter, QuantizedTensor)}
-    amaxes: Mapping[str, torch.Tensor] = {}
-    chosen = [arg for arg in stale if arg not in taken]
-    if chosen:
-        tensors, amaxes = _quantize(plan, chosen, args, snapshot, executor)
-        taken.update(zip(chosen, tensors, strict=True))
-    return taken, {arg: {slot: amaxes[slot] for slot in arg.slots if slot in amaxes} for arg in stale}
+def _vouched(copy: WeightCopy, now: Fingerprint | None) -> bool:
+    """Whether a copy whose ``look`` is the same may be used: the bytes have the same fingerprint."""
+    return now is not None and now == copy.fingerprint
 
 
 def _as_it_is(parameter: QuantizedTensor) -> Tensor:
     """Its copies; of one scaled as a whole its rows, as a transposed copy may come and go, and the passes' programs are made for one or the other."""
     if not isinstance(parameter, Float8Tensor):
         return Tensor(parameter.storage_without_autograd(), stored_type(parameter))
-    parameter.update_usage(rowwise_usage=True)
-    fields = {**parameter.get_metadata(), "data_transpose": None}
-    return Tensor(Float8TensorStorage(**fields), stored_type(parameter))
+    if parameter._data is None:
+        parameter.update_usage(rowwise_usage=True)
+    fields = {"data": parameter._data, "fp8_scale_inv": parameter._scale_inv, "fp8_dtype": parameter._fp8_dtype, "fake_dtype": parameter._dtype}
+    return Tensor(Float8TensorStorage(**fields, quantizer=parameter._quantizer), stored_type(parameter))
 
 
 def _quantize(

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.tex.formats import format_of, is_quantized, logical_shape, scaling
 from fusible.tex.interface.arguments import DTypeLike, Tensor
+from fusible.tex.interface.declare import CallArguments
 from fusible.tex.interface.gemm import GEMM
+from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import QuantizerLike, TensorLike, outer
 
 __all__ = ["GemmBySteps", "GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input", "gemm_shape"]
@@ -134,17 +136,29 @@ class GemmTypes(Generic[T]):
         return D.dtype
 
 
+def _specialized(backend: GemmBySteps, call: CallArguments) -> SpecializedCall | None:
+    plain = call.D is None and call.extra_output is None and not call.accumulate and not call.beta
+    if not plain or call.quantizer is not None or call.alpha != 1.0 or call.comm_overlap is not None:
+        return None
+    kernel = backend._plain_gemm(call.A, call.transA, call.B, call.transB, call.output_dtype, call.bias, call.gelu, call.grad)
+    return None if kernel is None else SpecializedCall(kernel, (call.A, call.B, call.bias))
+
+
 class GemmBySteps(GEMM):
     """Checks a call and hands it to the one step that backends differ in."""
 
     NAME: str
     _gemm_types: ClassVar[GemmTypes[Any]]
-    _gemm_at_once: ClassVar[Callable[..., tuple[Any, Any, Any] | None] | None] = None
-    """``(A, transA, B, transB, output_dtype, bias, gelu, grad)``: what ``_gemm`` would give where that takes none of its steps, else None: asked
-    before anything is checked, with no D, quantizer, alpha or beta."""
 
-    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any) -> tuple[Any, Any, Any] | None:
-        """As ``_gemm_at_once``, for what is added to D and no more."""
+    def _plain_gemm(
+        self, A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Any, gelu: bool, grad: bool
+    ) -> Callable[[Any, Any, Any], list[Any]] | None:
+        """What gives ``[D, bias_grad, pre_gelu_out, None]`` of ``(A, B, bias)`` where ``_gemm`` would take none of its steps, else None: asked before
+        anything is checked, with no D, quantizer, alpha or beta."""
+        return None
+
+    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any) -> list[Any] | None:
+        """``generic_gemm`` of what is added to D and no more, as ``_plain_gemm`` would compute it."""
         return None
 
     def _gemm(
@@ -153,6 +167,7 @@ class GemmBySteps(GEMM):
         """``(D, bias_grad, pre_gelu_out)``."""
         raise NotImplementedError
 
+    @specialized_by(_specialized)
     def generic_gemm(
         self,
         A: Tensor,
@@ -176,14 +191,16 @@ class GemmBySteps(GEMM):
         alpha: float = 1.0,
         beta: float | None = None,
     ) -> list[Any]:
-        if self._gemm_at_once is not None and quantizer is None and alpha == 1.0 and comm_overlap is None:
+        if quantizer is None and alpha == 1.0 and comm_overlap is None:
             done = None
             if D is None and not accumulate and not beta:
-                done = self._gemm_at_once(A, transA, B, transB, output_dtype, bias, gelu, grad)
+                kernel = self._plain_gemm(A, transA, B, transB, output_dtype, bias, gelu, grad)
+                done = kernel(A, B, bias) if kernel is not None else None
             elif D is not None and accumulate and beta in (None, 1.0) and bias is None and not gelu and not grad:
                 done = self._gemm_added_at_once(A, transA, B, transB, D, output_dtype)
             if done is not None:
-                return [*done, extra_output]
+                done[3] = extra_output
+                return done
         if comm_overlap is not None:
             of = f"the {self.NAME} backend's generic_gemm"
             raise NotServedError(expected("no comm_overlap", of=of, got=type(comm_overlap).__name__, do="pass None"))

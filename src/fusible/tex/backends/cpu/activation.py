@@ -7,19 +7,35 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.activations import native_options
-from fusible.tex.backends.cpu.operands import plain
+from fusible.tex.backends.cpu.operands import as_read, plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.activation import GatedActivations, elementwise
 from fusible.tex.calls.checks import check_gradient, check_width_even
+from fusible.tex.interface.declare import CallArguments
+from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import QuantizerLike
 
 __all__ = ["ActivationKernels"]
 
 
 def _forward(name: str) -> Callable[..., Any]:
+    def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
+        if call.quantizer is not None or not as_read(call.input):
+            return None
+        kernel, dtype = native.activation, call.input.dtype
+
+        def compute(x: Tensor) -> Tensor:
+            y = torch.empty_like(x)
+            kernel(name, x, y, dtype)
+            return y
+
+        return SpecializedCall(compute, (call.input,))
+
+    @specialized_by(specialize)
     def forward(self: Any, input: Any, quantizer: QuantizerLike | None) -> Any:
         x = plain(input)
         return produce(native.activation, (name, x), x.shape, x.dtype, quantizer, like=x)
@@ -28,6 +44,19 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _backward(name: str) -> Callable[..., Any]:
+    def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
+        if call.quantizer is not None or not as_read(call.grad, call.fwd_input):
+            return None
+        kernel, dtype = native.activation_backward, call.fwd_input.dtype
+
+        def compute(grad: Tensor, x: Tensor) -> Tensor:
+            dx = torch.empty_like(x)
+            kernel(name, grad, x, dx, dtype)
+            return dx
+
+        return SpecializedCall(compute, (call.grad, call.fwd_input))
+
+    @specialized_by(specialize)
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> Any:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"d{name}")
@@ -37,6 +66,20 @@ def _backward(name: str) -> Callable[..., Any]:
 
 
 def _backward_with_bias(name: str) -> Callable[..., Any]:
+    def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
+        grad, x = call.grad, call.fwd_input
+        if call.quantizer is not None or not as_read(grad, x) or grad.dtype is not x.dtype:
+            return None
+        kernel, dtype, width, in_fp32 = native.activation_backward, x.dtype, x.shape[-1], x.dtype is torch.float32
+
+        def compute(grad: Tensor, x: Tensor) -> list[Tensor]:
+            bias_grad, dx = torch.empty(width, dtype=torch.float32), torch.empty_like(x)
+            kernel(name, grad, x, dx, dtype, bias_grad=bias_grad)
+            return [bias_grad if in_fp32 else bias_grad.to(dtype), dx]
+
+        return SpecializedCall(compute, (call.grad, call.fwd_input))
+
+    @specialized_by(specialize)
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> list[Any]:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"dbias_d{name}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.operands import int32
+from fusible.tex.backends.cpu.operands import as_read, int32
 from fusible.tex.backends.cpu.rope import rotated
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
@@ -21,6 +21,7 @@ from fusible.tex.calls.kv_cache import check_cache_call, check_step, room_of_ste
 from fusible.tex.calls.memory_checks import check_no_inner_overlap, check_outputs_disjoint
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.declare import CallArguments, Request, by_name, inherited, requires
+from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]
@@ -52,6 +53,40 @@ def _refused_step(request: Request) -> str | None:
         if isinstance(kind, tuple) and kind[1] not in _SERVED.dtypes:
             return f"serves attention on float32, bfloat16 and float16, and {name} is {kind[1]}"
     return None
+
+
+_STEP = ("q", "k", "v", "k_cache", "v_cache", "cu_new_lens", "cu_cached_lens", "page_table", "angles", "start_positions")
+"""The tensors of ``prim.attention_step``."""
+
+
+def _step_specialized(self: AttentionKernels, call: CallArguments) -> SpecializedCall | None:
+    operands = tuple(getattr(call, name) for name in _STEP)
+    indices = call.cu_new_lens, call.cu_cached_lens, call.page_table, call.start_positions
+    if not _lie_as_kernels_read(operands[:5]) or not as_read(*(x for x in (*indices, call.angles) if x is not None)):
+        return None
+    if any(x is not None and x.dtype is not torch.int32 for x in indices):
+        return None
+    others = {name: value for name, value in vars(call).items() if name not in _STEP}
+    dtype, tokens = call.q.dtype, call.q.shape[:2]
+    out_shape, row_shape, shapes = (*tokens, call.v.shape[-1]), (*tokens, 1), (call.q.shape, call.k.shape)
+    mask, sizes = (float(call.scale), True, True, *check_step(call), True), (0.0, _NOTHING_DRAWN, call.max_new_len, room_of_step(call))
+    rope, copy, attend, interleaved = native.rope, native.copy_to_cache, native.attention_forward, call.interleaved
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *read: Any) -> Tensor:
+        if not _lie_apart(q, k, v, keys, values):
+            return self.prim_attention_step(**dict(zip(_STEP, (q, k, v, keys, values, *read), strict=True)), **others)
+        lengths, cached, table, angles, starts = read
+        if angles is not None:
+            rotated = torch.empty(shapes[0], dtype=dtype), torch.empty(shapes[1], dtype=dtype)
+            for x, y in zip((q, k), rotated, strict=True):
+                rope(x, y, angles, False, interleaved, False, starts, lengths, 1, 0)
+            q, k = rotated
+        copy(k, keys, v, values, table, lengths, cached, True)
+        out, largest, total = torch.zeros(out_shape, dtype=dtype), torch.empty(row_shape), torch.empty(row_shape)
+        attend(q, keys, values, out, largest, total, *mask, lengths, None, cached, None, table, table, None, *sizes)
+        return out
+
+    return SpecializedCall(compute, operands)
 
 
 class AttentionKernels(AttentionBySteps):
@@ -117,6 +152,7 @@ class AttentionKernels(AttentionBySteps):
             if written is not given:
                 given.copy_(written)
 
+    @specialized_by(_step_specialized)
     @requires(_refused_step)
     @by_name
     def prim_attention_step(self, call: CallArguments) -> Any:
@@ -147,9 +183,14 @@ def _lie_as_kernels_read(memory: tuple[Tensor, ...]) -> bool:
     *read, keys, values = memory
     if any(x.stride(-1) != 1 for x in read) or not (keys.is_contiguous() and values.is_contiguous()):
         return False
-    places = [x.untyped_storage().data_ptr() for x in read]
-    k, v = keys.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()
-    return k != v and k not in places and v not in places
+    return _lie_apart(*memory)
+
+
+def _lie_apart(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether none of the caches lies in another's memory."""
+    places = [x.untyped_storage().data_ptr() for x in (q, k, v)]
+    of_keys, of_values = keys.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()
+    return of_keys != of_values and of_keys not in places and of_values not in places
 
 
 def _rules(call: CallArguments, offset: Tensor | None, dropout: float, rng_state: Tensor | None) -> ScoreRules[Tensor]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.blocks import codes_of_blocks, fails_to_cancel, operand_of_blocks
+from fusible.tex.backends.cpu.operands import as_read
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor, sums_of_columns
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.enums import DType
 from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
 from fusible.tex.formats.block_reading import Codes
-from fusible.tex.interface.declare import Request, inherited, requires
+from fusible.tex.interface.declare import CallArguments, Request, inherited, requires
+from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import to_torch
 
 __all__ = ["GemmKernels", "products_gain"]
@@ -50,9 +52,61 @@ def _better_here(request: Request) -> str | None:
     return products_gain(request["A"], request["B"], is_plain)
 
 
+class _Stored(NamedTuple):
+    """An operand as the kernel takes it: a tensor that the operand is or has, whether it is transposed, its elements' type, and their factor."""
+
+    values: Tensor
+    transposed: bool
+    dtype: Any
+    factor: Any
+
+
+def _stored(x: Any, transpose: bool) -> _Stored | None:
+    """The operand ``x`` without another look at it: one that lies as it is read, alone or under one scale; None of any other."""
+    if as_read(x):
+        return _Stored(x, transpose, x.dtype, 1.0)
+    if is_quantized(x) and format_of(x).per_tensor and x._data is not None and as_read(x._data, x._scale_inv):
+        return _Stored(x._data, transpose, int(x._fp8_dtype), x._scale_inv)
+    return None
+
+
+def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | None:
+    """Of a product that is alone, or goes with a bias, a GELU, or what it is added to."""
+    left, right = _stored(call.B, call.transB), _stored(call.A, call.transA)
+    if left is None or right is None or any(x is not None for x in (call.quantizer, call.comm_overlap, call.extra_output)):
+        return None
+    if not all(x is None or as_read(x) for x in (call.bias, call.D)) or (call.grad and (call.gelu or call.bias is not None)):
+        return None
+    job = self._gemm_types.check(call.A, call.transA, call.B, call.transB, call.D, None, call.output_dtype, call.accumulate, call.alpha, call.beta)
+    if job.shape.empty or job.alpha != 1.0 or (job.D is not None and call.gelu):
+        return None
+    kernel, shape, dtype, beta = native.gemm, job.shape.output, job.dtype, job.beta
+    pre_gelu_dtype = to_torch(call.bias_type) if job.quantized and call.bias_type is not None else dtype
+    (a, of_a, dtype_a, factor_a), (b, of_b, dtype_b, factor_b) = left, right
+
+    def alone(a: Tensor, factor_a: Any, b: Tensor, factor_b: Any, bias: Tensor | None) -> list[Any]:
+        result = torch.empty(shape, dtype=dtype)
+        kernel(a, of_a, dtype_a, factor_a, b, of_b, dtype_b, factor_b, result, dtype, bias=bias)
+        return [result, None, None, None]
+
+    def with_gelu(a: Tensor, factor_a: Any, b: Tensor, factor_b: Any, bias: Tensor | None) -> list[Any]:
+        result, pre = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=pre_gelu_dtype)
+        kernel(a, of_a, dtype_a, factor_a, b, of_b, dtype_b, factor_b, result, dtype, bias=bias, gelu=_GELU, pre_gelu=pre)
+        return [result, None, pre, None]
+
+    def into(a: Tensor, factor_a: Any, b: Tensor, factor_b: Any, bias: Tensor | None, D: Tensor) -> list[Any]:
+        kernel(a, of_a, dtype_a, factor_a, b, of_b, dtype_b, factor_b, D, dtype, bias=bias, addend=D if beta else None, beta=beta)
+        return [D, None, None, None]
+
+    operands = a, factor_a, b, factor_b, call.bias
+    if job.D is not None:
+        return SpecializedCall(into, (*operands, job.D))
+    return SpecializedCall(with_gelu if call.gelu else alone, operands)
+
+
 class GemmKernels(GemmBySteps):
     _gemm_types = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
-    generic_gemm = requires(_better_here)(inherited(GemmBySteps.generic_gemm))
+    generic_gemm = specialized_by(_specialized)(requires(_better_here)(inherited(GemmBySteps.generic_gemm)))
 
     def _gemm(self, job: _Job, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any, grad: bool) -> tuple[Any, Any, Any]:
         if grad:

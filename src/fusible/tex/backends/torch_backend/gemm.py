@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,28 +32,33 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _Job = GemmJob[torch.dtype]
 
 
-def _at_once(
-    A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
-    """The common case, unquantized matrices of one dtype, with as few Python steps as it takes; None where it is another case, or a mistake."""
-    if type(A) not in _PLAIN or type(B) not in _PLAIN:
-        return None
-    dtype = A.dtype
-    if B.dtype is not dtype or dtype not in _FLOATING or not ((A.is_cpu and B.is_cpu) or A.device == B.device):
-        return None
-    if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
-        return None
-    rows, columns = _result_of(A, transA, B, transB)
-    if not (columns and rows):
-        return None
-    if grad:
-        return (_matrix_product(A, transA, B, transB, None), None if bias is None else _row_sum_of(B, dtype), None) if not gelu else None
-    if bias is not None and (bias.dtype is not dtype or bias.dim() != 1 or bias.size(0) != columns):
-        return None
-    result = _matrix_product(A, transA, B, transB, bias)
-    if not gelu:
-        return result, None, None
-    return (POINTWISE["gelu"].f(result), None, result) if dtype is torch.float32 else None
+@functools.cache
+def _plain_kernel(transA: bool, transB: bool, gelu: bool, grad: bool, dtype: torch.dtype, on_cpu: bool) -> Callable[[Tensor, Tensor, Any], list[Any]]:
+    """``[D, bias_grad, pre_gelu_out, None]`` of ``(A, B, bias)``, matrices of ``dtype`` that fit."""
+    if on_cpu and transA and not transB:
+
+        def multiply(A: Tensor, B: Tensor, bias: Tensor | None) -> Tensor:
+            return linear(B, A, bias)  # the same two kernels, without the object of a transpose
+    else:
+
+        def multiply(A: Tensor, B: Tensor, bias: Tensor | None) -> Tensor:
+            a, b = A.t() if transA else A, B.t() if transB else B
+            if on_cpu:  # where products are exact, without the object of a context
+                return _product(b, a, bias)
+            with exact_sums(a):
+                return _product(b, a, bias)
+
+    def forward(A: Tensor, B: Tensor, bias: Tensor | None) -> list[Any]:
+        return [multiply(A, B, bias), None, None, None]
+
+    def with_gelu(A: Tensor, B: Tensor, bias: Tensor | None) -> list[Any]:
+        result = multiply(A, B, bias)
+        return [POINTWISE["gelu"].f(result), None, result, None]
+
+    def backward(A: Tensor, B: Tensor, bias: Tensor | None) -> list[Any]:
+        return [multiply(A, B, None), None if bias is None else _row_sum_of(B, dtype), None, None]
+
+    return backward if grad else with_gelu if gelu else forward
 
 
 def _result_of(A: Tensor, transA: bool, B: Tensor, transB: bool) -> tuple[int, int]:
@@ -65,10 +72,27 @@ def _result_of(A: Tensor, transA: bool, B: Tensor, transB: bool) -> tuple[int, i
 
 class GemmKernels(TorchKernels, GemmFormulas):
     _gemm_types = GemmTypes(_FLOATING, nominal, to_torch)
-    _gemm_at_once = staticmethod(_at_once)
     _gelu = POINTWISE["gelu"]
 
-    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any) -> tuple[Any, Any, Any] | None:
+    def _plain_gemm(
+        self, A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
+    ) -> Callable[[Tensor, Tensor, Any], list[Any]] | None:
+        """Of unquantized matrices of one dtype, with as few Python steps as it takes; None where it is another case, or a mistake."""
+        if type(A) not in _PLAIN or type(B) not in _PLAIN:
+            return None
+        dtype = A.dtype
+        if B.dtype is not dtype or dtype not in _FLOATING or not ((A.is_cpu and B.is_cpu) or A.device == B.device):
+            return None
+        if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
+            return None
+        rows, columns = _result_of(A, transA, B, transB)
+        if not (columns and rows) or (gelu and (grad or dtype is not torch.float32)):
+            return None
+        if bias is not None and not grad and (bias.dtype is not dtype or bias.dim() != 1 or bias.size(0) != columns):
+            return None
+        return _plain_kernel(transA, transB, gelu, grad, dtype, A.is_cpu)
+
+    def _gemm_added_at_once(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any) -> list[Any] | None:
         if type(A) not in _PLAIN or type(B) not in _PLAIN or type(D) not in _PLAIN:
             return None
         if not (A.dtype is B.dtype is D.dtype and A.dtype in _WIDE and A.is_cpu and B.is_cpu and D.is_cpu and D.is_contiguous()):
@@ -79,7 +103,7 @@ class GemmKernels(TorchKernels, GemmFormulas):
         if not (rows and columns) or D.shape != (rows, columns):
             return None
         check_disjoint(D, (A, B), "D of generic_gemm")
-        return D.addmm_(B.t() if transB else B, A.t() if transA else A), None, None
+        return [D.addmm_(B.t() if transB else B, A.t() if transA else A), None, None, None]
 
     def _gemm(self, job: _Job, bias: Tensor | None, bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool) -> tuple[Any, Any, Any]:
         A, B, D = job.A, job.B, job.D
@@ -116,17 +140,6 @@ def _check_devices(A: Any, B: Any, D: Any) -> None:
         check_same_device(A, B, "A of generic_gemm")
     if D is not None:
         check_same_device(a_buffer(D), a_buffer(A), "D of generic_gemm")
-
-
-def _matrix_product(A: Tensor, transA: bool, B: Tensor, transB: bool, bias: Tensor | None) -> Tensor:
-    """``op(B) @ op(A) + bias`` of matrices that fit."""
-    if transA and not transB and A.is_cpu:
-        return linear(B, A, bias)  # the same two kernels, without the object of a transpose
-    a, b = A.t() if transA else A, B.t() if transB else B
-    if not A.is_cuda:  # where products are exact, without the object of a context
-        return _product(b, a, bias)
-    with exact_sums(a):
-        return _product(b, a, bias)
 
 
 def _product(b: Tensor, a: Tensor, bias: Tensor | None) -> Tensor:
