@@ -31,3 +31,17 @@ def test_who_listens_hears_one_call() -> None:
     with tex.listening(heard.append):
         y = tex.gelu(torch.randn(32, 64), MXFP8Quantizer(E4M3))
     assert len(heard) == 1 and heard[0].result is y
+
+
+@pytest.mark.parametrize("level", ["amx", "avx512bf16", "avx2"])
+def test_a_product_of_bfloat16_that_is_added_to_a_residual_is_nobodys_fp32_product(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has a kernel for ``op(B) @ op(A)`` alone: with what it is added to in bf16 it would read both operands as fp32, in six times the time."""
+    monkeypatch.setattr(cpp_extensions, "get_level", lambda: level)
+    a, b, residual = (torch.randn(32, 32).bfloat16() for _ in range(3))
+    with tex.set_backend("cpu"):
+
+        def chosen(D: Any, *, accumulate: bool) -> str | None:
+            return tex.explain("generic_gemm", a, True, b, False, D, None, None, None, None, False, None, False, None, 0, accumulate, False).backend
+
+        assert chosen(residual, accumulate=True) == chosen(torch.randn(32, 32), accumulate=True) == ("cpu" if level != "avx2" else "torch")
+        assert chosen(None, accumulate=False) == ("cpu" if level == "avx512bf16" else "torch")

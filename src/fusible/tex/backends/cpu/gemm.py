@@ -47,7 +47,7 @@ def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
 
 
 def _better_here(request: Request) -> str | None:
-    gives_bf16 = request["D"] in (None, _BF16) and request["output_dtype"] in _BF16_NAMES
+    gives_bf16 = request["D"] is None and request["output_dtype"] in _BF16_NAMES
     is_plain = gives_bf16 and request["bias"] in (None, _BF16) and not (request["gelu"] or request["transB"])
     return products_gain(request["A"], request["B"], is_plain)
 
