@@ -27,10 +27,11 @@ _SHORTEST_SEGMENT = 8
 @dataclass(frozen=True)
 class QuantizedArg:
     """A parameter that the passes take in an 8-bit type: its place among the parameters of all ops, and the type. ``parts``: the types of its parts
-    along the first dimension, where each is quantized by itself; the type is then that of the first."""
+    along the first dimension, where each is quantized by itself; the type is then that of the first. ``held``: the type in which it is held."""
 
     place: int
     type: QuantizedType
+    held: Type
     parts: tuple[QuantizedType, ...] = ()
 
     @property
@@ -167,7 +168,7 @@ def _arg_types(ops: Sequence[Op], request: PlanRequest) -> tuple[tuple[Type, ...
             asked = op.type_of(parts[0] if parts else name)
             if isinstance(asked, QuantizedType) and op.override != "high_precision":
                 of_parts = tuple(op.type_of(part) for part in parts)
-                quantized.append(QuantizedArg(len(types), asked, of_parts))  # pyright: ignore[reportArgumentType] - they ask alike
+                quantized.append(QuantizedArg(len(types), asked, held, of_parts))  # pyright: ignore[reportArgumentType] - they ask alike
                 held = asked
             types.append(held)
     return tuple(types), tuple(quantized)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -14,7 +14,7 @@ from tex_backends import runners
 from fusible import tex
 from fusible.conformance.memory import tensors
 from fusible.conformance.table import load
-from fusible.quantized import Float8CurrentScalingQuantizer
+from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.interface.specialize import specialize, specialized_by
@@ -35,38 +35,55 @@ def positional(function: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(arguments.get(name, p.default) for name, p in DECLARATIONS[function].signature.parameters.items())
 
 
-def fp8(x: torch.Tensor, kind: DType) -> Any:
-    return tex.quantize(x, Float8CurrentScalingQuantizer(kind, columnwise=False))
+E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
+HELD: dict[str, tuple[Callable[[], Any] | None, Callable[[], Any] | None]] = {
+    "plain": (None, None),
+    "weight in FP8": (lambda: Float8CurrentScalingQuantizer(E4M3, columnwise=False), None),
+    "both in FP8": (lambda: Float8CurrentScalingQuantizer(E4M3, columnwise=False), lambda: Float8CurrentScalingQuantizer(E5M2, columnwise=False)),
+    "weight in MXFP8": (lambda: MXFP8Quantizer(E4M3), None),
+    "both in MXFP8": (lambda: MXFP8Quantizer(E4M3), lambda: MXFP8Quantizer(E4M3)),
+    "weight in squares": (lambda: Float8BlockQuantizer(E4M3), None),
+    "weight in squares, any scale": (lambda: Float8BlockQuantizer(E4M3, force_pow_2_scales=False), None),
+    "both in blocks": (lambda: Float8BlockQuantizer(E4M3), lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=1)),
+    "weight in NVFP4": (lambda: NVFP4Quantizer(), None),
+    "weight in NVFP4 squares": (lambda: NVFP4Quantizer(with_2d_quantization=True), None),
+    "both in NVFP4": (lambda: NVFP4Quantizer(), lambda: NVFP4Quantizer()),
+}
+"""How A and B of a product are held."""
+FEWER = (8, 96)
+"""Rows of B, and what is contracted where blocks allow it: their scales are padded."""
 
 
-def products() -> Iterator[dict[str, Any]]:
+def products(held: str) -> Iterator[dict[str, Any]]:
     """Calls of ``generic_gemm`` of every kind that a pass makes."""
+    make_a, make_b = HELD[held]
     for dtype in (torch.float32, torch.bfloat16):
-        for trans_a, trans_b in ((True, False), (False, False), (False, True)):
+        for trans_a, trans_b, rows in ((True, False, 128), (False, False, 128), (False, True, 128), (True, False, FEWER[0])):
             generator = torch.Generator().manual_seed(3)
-            a, b = (torch.randn(48, 48, generator=generator).to(dtype) for _ in range(2))
-            bias, D = torch.randn(48, generator=generator).to(dtype), torch.randn(48, 48, generator=generator).to(dtype)
-            for A, B in ((a, b), (fp8(a, DType.kFloat8E4M3), b), (fp8(a, DType.kFloat8E4M3), fp8(b, DType.kFloat8E5M2))):
-                base = {"A": A, "transA": trans_a, "B": B, "transB": trans_b, "D": None, "quantizer": None, "output_dtype": dtype, "bias": None}
-                base |= {"bias_type": None, "gelu": False, "gelu_in": None, "grad": False, "accumulate": False, "workspace": None}
-                base |= {"workspaceSize": 0, "use_split_accumulator": True}
-                yield base
-                yield base | {"bias": bias, "bias_type": dtype}
-                yield base | {"bias": bias, "bias_type": dtype, "gelu": True}
-                yield base | {"grad": True}
-                yield base | {"grad": True, "bias": bias, "bias_type": dtype}
-                yield base | {"D": D, "accumulate": True}
-                yield base | {"D": D, "accumulate": True, "bias": bias, "bias_type": dtype}
-                yield base | {"D": D, "accumulate": True, "beta": 0.5}
-                yield base | {"D": D}
+            depth = FEWER[1] if rows == FEWER[0] and "blocks" not in held and "squares" not in held else 128
+            a, b = torch.randn(128, depth, generator=generator).to(dtype), torch.randn(rows, depth, generator=generator).to(dtype)
+            if make_b is not None and rows % 16:
+                continue
+            A, B = (x if make is None else tex.quantize(x, make()) for x, make in ((a, make_a), (b, make_b)))
+            bias, D = torch.randn(128, generator=generator).to(dtype), torch.randn(rows, 128, generator=generator).to(dtype)
+            base = {"A": A, "transA": trans_a, "B": B, "transB": trans_b, "D": None, "quantizer": None, "output_dtype": dtype, "bias": None}
+            base |= {"bias_type": None, "gelu": False, "gelu_in": None, "grad": False, "accumulate": False, "workspace": None}
+            base |= {"workspace_size": 0, "use_split_accumulator": True}
+            yield base
+            yield base | {"bias": bias, "bias_type": dtype}
+            yield base | {"bias": bias, "bias_type": dtype, "gelu": True}
+            yield base | {"grad": True}
+            yield base | {"grad": True, "bias": bias, "bias_type": dtype}
+            yield base | {"D": D, "accumulate": True}
+            yield base | {"D": D, "accumulate": True, "bias": bias, "bias_type": dtype}
+            yield base | {"D": D, "accumulate": True, "beta": 0.5}
+            yield base | {"D": torch.full_like(D, torch.nan)}
 
 
 def samples(function: str) -> Iterator[dict[str, Any]]:
     for dtype in TABLE[function].dtypes:
         for sample in TABLE[function].samples(dtype):
             yield sample.arguments
-    if function == "generic_gemm":
-        yield from products()
 
 
 def served(method: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -87,13 +104,16 @@ def changed(args: Any) -> Any:
 def equal(one: Any, other: Any) -> bool:
     found = [[x for _, x in tensors(tree)] for tree in (one, other)]
     return len(found[0]) == len(found[1]) and all(
-        a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        a.dtype is b.dtype
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
         for a, b in zip(*found, strict=True)
     )
 
 
 def check(of: str, method: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]] | None:
-    """Hold the specialized call against the method: the function, and weak references to the operands that it was made of; None where there is none."""
+    """Hold the specialized call against the method: the function, and weak references to the operands that it was made of; None where none is."""
     method(*deepcopy(args))
     own = deepcopy(args)
     found = specialize(method, own)
@@ -109,17 +129,29 @@ def check(of: str, method: Callable[..., Any], args: tuple[Any, ...]) -> tuple[C
     return found.compute, [weakref.ref(x) for x in found.operands if isinstance(x, torch.Tensor)]
 
 
-@pytest.mark.parametrize("of", [name for name in METHODS if name.split("-")[0] not in UNSPECIALIZED])
-def test_a_specialized_call_is_the_call(of: str) -> None:
-    method, tried = METHODS[of], 0
-    for arguments in samples(method.__name__):
+def tried(of: str, calls: Iterable[dict[str, Any]]) -> int:
+    """How many of the calls are specialized, each of which is held against the method."""
+    method, count = METHODS[of], 0
+    for arguments in calls:
         args = positional(method.__name__, arguments)
         found = check(of, method, args) if served(method, args) else None
         if found is not None:
-            tried += 1
+            count += 1
             compute, operands = found
             assert compute and not any(ref() is not None for ref in operands), f"{of} keeps an operand"
-    assert tried, f"{of} is specialized in no sample"
+    return count
+
+
+@pytest.mark.parametrize("of", [name for name in METHODS if name.split("-")[0] not in UNSPECIALIZED])
+def test_a_specialized_call_is_the_call(of: str) -> None:
+    assert tried(of, samples(METHODS[of].__name__)), f"{of} is specialized in no sample"
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_a_specialized_product_is_the_product(held: str) -> None:
+    backends = ("cpu", "torch") if held == "plain" else ("cpu",)
+    found = {of: tried(of, products(held)) for of in (f"{backend}-generic_gemm" for backend in backends) if of in METHODS}
+    assert all(count >= 20 for count in found.values()), found
 
 
 def test_a_rule_is_a_function_of_a_method() -> None:

@@ -49,7 +49,14 @@ def test_all_that_lie_otherwise_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     "alike",
-    [BASE + 1, torch.nn.Parameter(BASE), BASE.clone().requires_grad_(), torch.zeros(48)[24:].view(4, 6), torch.zeros(9, 6)[3:7], torch._neg_view(BASE)],
+    [
+        BASE + 1,
+        torch.nn.Parameter(BASE),
+        BASE.clone().requires_grad_(),
+        torch.zeros(48)[24:].view(4, 6),
+        torch.zeros(9, 6)[3:7],
+        torch._neg_view(BASE),
+    ],
     ids=["values", "parameter", "gradient", "offset", "rows", "negated"],
 )
 def test_values_and_places_do_not_count(alike: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,15 @@ from fusible import autocast
 from fusible.nvte import nvte_dtype
 from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, Linear, Recipe, Sequential
 from fusible.pytorch.engine import weights
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
+from fusible.quantized import (
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    Float8Tensor,
+    HybridQuantizer,
+    IdentityQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+)
 from fusible.tex import DType
 from fusible.tex.backends.cpu import fingerprints
 
@@ -274,6 +283,63 @@ def test_a_parameter_of_a_class_of_the_users_is_held_in_its_dtype() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for parameter in (torch.ones(2, dtype=dtype), nn.Parameter(torch.ones(2, dtype=dtype)), torch.ones(2, dtype=dtype).as_subclass(Mine)):
             assert weights.stored_type(parameter) is nvte_dtype(dtype)
+
+
+class Stateful(MXFP8Quantizer):
+    """Is equal to itself alone."""
+
+    def _value_key(self) -> None:
+        return None
+
+
+E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
+QUANTIZERS: list[Callable[[], Any]] = [
+    lambda: Float8CurrentScalingQuantizer(E4M3),
+    lambda: Float8CurrentScalingQuantizer(E5M2),
+    lambda: MXFP8Quantizer(E4M3),
+    lambda: MXFP8Quantizer(E5M2),
+    lambda: MXFP8Quantizer(E4M3, rowwise=False),
+    lambda: MXFP8Quantizer(E4M3, columnwise=False),
+    lambda: Stateful(E4M3),
+    lambda: Float8BlockQuantizer(E4M3),
+    lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=1),
+    lambda: Float8BlockQuantizer(E4M3, force_pow_2_scales=False),
+    lambda: NVFP4Quantizer(),
+    lambda: NVFP4Quantizer(with_rht=True, with_post_rht_amax=True),
+    lambda: NVFP4Quantizer(with_2d_quantization=True),
+    lambda: IdentityQuantizer(),
+    lambda: HybridQuantizer(rowwise_quantizer=Float8CurrentScalingQuantizer(E4M3), columnwise_quantizer=MXFP8Quantizer(E4M3)),
+    lambda: HybridQuantizer(rowwise_quantizer=Float8CurrentScalingQuantizer(E4M3), columnwise_quantizer=MXFP8Quantizer(E5M2)),
+]
+
+
+def test_keys_tell_types_apart_as_the_types_do() -> None:
+    x = torch.linspace(-1, 1, 128 * 128).view(128, 128)
+    with torch.no_grad():
+        parameters = [nn.Parameter(make()(x)) for make in (*QUANTIZERS, *QUANTIZERS)]
+    parameters += [nn.Parameter(x), nn.Parameter(x.bfloat16())]
+    types = [weights.stored_type(parameter) for parameter in parameters]
+    keys = [weights.stored_key(parameter) for parameter in parameters]
+    assert keys == [weights.stored_key(parameter) for parameter in parameters] and len({*keys}) == len({*keys, *keys})
+    for (one, key), (other, another) in itertools.combinations(zip(types, keys, strict=True), 2):
+        assert one == other or key != another, (one, other)
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: MXFP8Quantizer(E4M3), lambda q: setattr(q, "optimize_for_gemm", True)),
+        (lambda: Float8BlockQuantizer(E4M3), lambda q: setattr(q, "amax_epsilon", 1e-3)),
+        (lambda: NVFP4Quantizer(), lambda q: q.rht_matrix.neg_()),
+        (lambda: NVFP4Quantizer(), lambda q: setattr(q, "rht_matrix", q.rht_matrix.clone())),
+    ],
+)
+def test_an_option_that_is_changed_makes_another_key(make: Callable[[], Any], change: Callable[[Any], Any]) -> None:
+    held = make()(torch.ones(128, 128))
+    before = weights.stored_key(held)
+    hash(before)
+    change(held._quantizer)
+    assert weights.stored_key(held) != before
 
 
 def test_gradients_pass_through_weights_held_in_8_bits() -> None:

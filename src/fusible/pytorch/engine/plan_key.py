@@ -31,7 +31,7 @@ class PlanKey(NamedTuple):
     x_grad: bool
     """Whether the gradient of x is wanted."""
     args: tuple[tuple[Any, bool], ...]
-    """For each parameter its type as held (a torch dtype, or the ``nvte.Type`` of a quantized one), and whether its gradient is wanted."""
+    """For each parameter its type as held (a torch dtype, or the ``stored_key`` of a quantized one), and whether its gradient is wanted."""
     args_device: torch.device | None
     """The device of the first parameter, if there is one."""
     training: tuple[bool, ...]

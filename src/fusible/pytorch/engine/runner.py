@@ -39,7 +39,7 @@ from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark
 from fusible.pytorch.engine.shares import Share, gradient_sums, localized
 from fusible.pytorch.engine.torch_autocast import activation_of, is_in_force_on, without_torch_autocast
-from fusible.pytorch.engine.weights import PLAIN, DelayedWeights, QuantizedWeights, stored_type
+from fusible.pytorch.engine.weights import PLAIN, DelayedWeights, QuantizedWeights, stored_key, stored_type
 from fusible.quantized import QuantizedTensor, Recipe
 
 __all__ = ["NOT_CALLED", "PipelineRunner"]
@@ -340,7 +340,7 @@ class PipelineRunner(ChainPart):
                 x.shape[-1],
                 x.device,
                 with_grad and x.requires_grad,
-                tuple([(arg.dtype if arg.__class__ in PLAIN else stored_type(arg), with_grad and arg.requires_grad) for arg in args]),
+                tuple([(arg.dtype if arg.__class__ in PLAIN else stored_key(arg), with_grad and arg.requires_grad) for arg in args]),
                 args[0].device if args else None,
                 tuple([module.training for module in self._modules]),
                 self.executor.whole,

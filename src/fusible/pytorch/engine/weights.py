@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,13 @@ from fusible.nvte import DType, QuantizedType, Tensor, Type, flatten, make_nvte_
 from fusible.pytorch.engine.frozen import current_frozen_weights
 from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
-from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor
+from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor, Quantizer
 from fusible.tex.backends.cpu import fingerprints
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "WeightCopy", "stored_type"]
+__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "WeightCopy", "stored_key", "stored_type"]
 
 PLAIN = (torch.nn.Parameter, torch.Tensor)
 """Classes of parameters that are held as they are."""
@@ -34,8 +34,34 @@ def stored_type(parameter: torch.Tensor) -> Type:
         return nvte_dtype(parameter.dtype)
     if isinstance(parameter, Float8Tensor):
         return _under_one_scale(parameter._fp8_dtype)
-    storage = parameter.storage_without_autograd()
-    return QuantizedType.of(storage._quantizer).read(**storage.get_usages())
+    return QuantizedType.of(parameter._quantizer).read(**parameter.get_usages())
+
+
+def stored_key(parameter: torch.Tensor) -> Hashable:
+    """What tells the ``stored_type`` of a parameter from others, in the form in which it is at hand."""
+    if parameter.__class__ in PLAIN or not isinstance(parameter, QuantizedTensor) or isinstance(parameter, Float8Tensor):
+        return stored_type(parameter)
+    kind = parameter._quantizer.__class__
+    if getattr(kind, "_value_key", None) is not Quantizer._value_key:  # it is equal by other than its options
+        return stored_type(parameter)
+    options = [_Unchanged(value) if isinstance(value, torch.Tensor) else value for value in vars(parameter._quantizer).values()]
+    if any([option.__class__ is _Unchanged and option.version is None for option in options]):
+        return stored_type(parameter)
+    return (parameter.__class__, kind, *parameter.get_usages().values(), *options)
+
+
+class _Unchanged:
+    """A tensor that is one of the options of a quantizer: equal to the same one with the same values."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.version = None if tensor.is_inference() else tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unchanged) and other.tensor is self.tensor and other.version == self.version
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
 
 
 @functools.cache
@@ -89,7 +115,7 @@ class QuantizedWeights:
         for arg in plan.quantized_args:
             parameter = args[arg.place]
             if isinstance(parameter, QuantizedTensor):
-                params[arg.place] = _as_it_is(parameter)
+                params[arg.place] = _as_it_is(parameter, arg.held)
             else:
                 copied.append(arg)
         return params, self._copy(plan, copied, params, args, snapshot, executor) if copied else {}
@@ -188,14 +214,14 @@ def _vouched(copy: WeightCopy, now: Fingerprint | None) -> bool:
     return now is not None and now == copy.fingerprint
 
 
-def _as_it_is(parameter: QuantizedTensor) -> Tensor:
+def _as_it_is(parameter: QuantizedTensor, type: Type) -> Tensor:
     """Its copies; of one scaled as a whole its rows, as a transposed copy may come and go, and the passes' programs are made for one or the other."""
     if not isinstance(parameter, Float8Tensor):
-        return Tensor(parameter.storage_without_autograd(), stored_type(parameter))
+        return Tensor(parameter.storage_without_autograd(), type)
     if parameter._data is None:
         parameter.update_usage(rowwise_usage=True)
     fields = {"data": parameter._data, "fp8_scale_inv": parameter._scale_inv, "fp8_dtype": parameter._fp8_dtype, "fake_dtype": parameter._dtype}
-    return Tensor(Float8TensorStorage(**fields, quantizer=parameter._quantizer), stored_type(parameter))
+    return Tensor(Float8TensorStorage(**fields, quantizer=parameter._quantizer), type)
 
 
 def _quantize(

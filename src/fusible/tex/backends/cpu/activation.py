@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.activations import native_options
-from fusible.tex.backends.cpu.operands import as_read, plain
+from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.activation import GatedActivations, elementwise
 from fusible.tex.calls.checks import check_gradient, check_width_even

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.operands import as_read, int32
+from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.operands import int32
 from fusible.tex.backends.cpu.rope import rotated
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded

@@ -10,6 +10,7 @@ import torch.distributed
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.scale_order import swizzle, unswizzle
 from fusible.tex.calls.seeds import draw_seeds
@@ -37,10 +38,12 @@ __all__ = [
     "BlockKernels",
     "FORMATS",
     "Operand",
+    "StoredCodes",
     "codes_of_blocks",
     "fails_to_cancel",
     "operand_of_blocks",
     "quantize_blocks",
+    "stored_codes",
     "takes",
     "values_of_blocks",
 ]
@@ -50,7 +53,7 @@ _READER = BlockReader("cpu", lambda shape, data: torch.zeros(shape, dtype=torch.
 Buffers = dict[str, Tensor]
 
 
-def _no_factor(x: Any, way: str) -> None:
+def _none(x: Any, way: str) -> None:
     return None
 
 
@@ -59,17 +62,22 @@ class BlockKernels(NamedTuple):
 
     ``encode(x, quantizer, buffers)``: fill the buffers, scales in the order of their blocks; None where torch's is as good.
     ``decode(x, way, scales, values)``: fill ``values``, of the stored shape of a copy, and say whether bf16 holds every one of them and no product
-    of two is subnormal or infinite. ``factor(x, way)``: by what they are still to be multiplied, None or fp32, one or one for each line.
-    ``transform(x, way)``: the matrix by which lines were multiplied in groups, or None. ``takes(quantizer)``: whether the kernels have its options.
-    ``never(scales)``: whether bf16 cannot hold values of these scales, so that nobody asks for them.
+    of two is subnormal or infinite. ``of_amax(x)``: what makes of a copy's amaxes by what its values are still to be multiplied, fp32, one or one for
+    each line; None where there is nothing. ``transform(x, way)``: the matrix by which lines were multiplied in groups, or None.
+    ``takes(quantizer)``: whether the kernels have its options. ``never(scales)``: whether bf16 cannot hold values of these scales, so that nobody
+    asks for them.
     """
 
     encode: Callable[[Tensor, Any, Buffers], None] | None
     decode: Callable[[Any, str, Tensor, Tensor], bool]
-    factor: Callable[[Any, str], Tensor | None] = _no_factor
-    transform: Callable[[Any, str], Tensor | None] = _no_factor
+    of_amax: Callable[[Any], Callable[[Tensor], Tensor]] | None = None
+    transform: Callable[[Any, str], Tensor | None] = _none
     takes: Callable[[Any], bool] = lambda quantizer: True
     never: Callable[[Tensor], bool] = lambda scales: False
+
+    def factor(self, x: Any, way: str) -> Tensor | None:
+        """By what the values of a copy are still to be multiplied."""
+        return None if self.of_amax is None else self.of_amax(x)(getattr(x, f"_amax_{way}"))
 
 
 class Operand(NamedTuple):
@@ -78,6 +86,15 @@ class Operand(NamedTuple):
     values: Tensor
     turned: bool
     factor: Tensor | float
+
+
+class StoredCodes(NamedTuple):
+    """``codes``, and what they are read of: ``read(*tensors)`` gives their data, scales and factor; None where the tensors are these. The last of
+    them is the copy's amax, or 1."""
+
+    codes: Codes
+    tensors: tuple[Tensor, Tensor, Any]
+    read: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor, Any]] | None
 
 
 def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
@@ -178,6 +195,25 @@ def codes_of_blocks(x: Any, way: str, undo: bool = False) -> Codes | None:
     return Codes(codes, turned, DType(int(form.element(x))), scales, form.has_tile_scales(x), 1.0 if factor is None else factor)
 
 
+def stored_codes(x: Any, way: str) -> StoredCodes | None:
+    """What a copy is read of at every call; None where it does not lie as it is read."""
+    codes, form = codes_of_blocks(x, way), _form_of(x)
+    data, scales = getattr(x, f"_{way}_data"), getattr(x, f"_{way}_scale_inv")
+    if codes is None or form.is_swizzled(x) or not as_read(data, scales):
+        return None
+    matrix, (lines, blocks), dtype = codes.data.shape, codes.scales.shape, codes.scales.dtype
+    of_amax = FORMATS[form].of_amax
+    factor_of = None if of_amax is None else of_amax(x)
+    amax = 1.0 if factor_of is None else getattr(x, f"_amax_{way}")
+    if factor_of is None and data.shape == matrix and scales.shape == codes.scales.shape and scales.dtype is dtype:
+        return StoredCodes(codes, (data, scales, amax), None)
+
+    def read(data: Tensor, scales: Tensor, amax: Any) -> tuple[Tensor, Tensor, Any]:
+        return data.view(matrix), scales[:lines, :blocks].contiguous().view(dtype), amax if factor_of is None else factor_of(amax)
+
+    return StoredCodes(codes, (data, scales, amax), read)
+
+
 def fails_to_cancel(a: Any, way_a: str, b: Any, way_b: str) -> bool:
     """Whether of two operands of a product the one was transformed and the other was not."""
     transforms = [
@@ -252,9 +288,9 @@ def _decode_nvfp4(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
     return True
 
 
-def _factor_of_nvfp4(x: Any, way: str) -> Tensor:
-    amax = getattr(x, f"_amax_{way}")
-    return amax / torch.full_like(amax, largest_value(x))
+def _factor_of_nvfp4(x: Any) -> Callable[[Tensor], Tensor]:
+    largest = largest_value(x)
+    return lambda amax: amax / torch.full_like(amax, largest)
 
 
 def _transform_of_nvfp4(x: Any, way: str) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.blocks import codes_of_blocks, fails_to_cancel, operand_of_blocks
-from fusible.tex.backends.cpu.operands import as_read
+from fusible.tex.backends.cpu.blocks import codes_of_blocks, fails_to_cancel, operand_of_blocks, stored_codes
+from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor, sums_of_columns
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
@@ -53,55 +53,64 @@ def _better_here(request: Request) -> str | None:
 
 
 class _Stored(NamedTuple):
-    """An operand as the kernel takes it: a tensor that the operand is or has, whether it is transposed, its elements' type, and their factor."""
+    """An operand as the kernel takes it at every call: what it is read of (values, scales of blocks, factor), how that is turned into what the kernel
+    takes, where it is not so already, and what is the same each time."""
 
-    values: Tensor
+    tensors: tuple[Tensor, Any, Any]
+    read: Callable[[Tensor, Any, Any], tuple[Tensor, Any, Any]] | None
     transposed: bool
     dtype: Any
-    factor: Any
+    tiled: bool = False
 
 
-def _stored(x: Any, transpose: bool) -> _Stored | None:
-    """The operand ``x`` without another look at it: one that lies as it is read, alone or under one scale; None of any other."""
+def _stored(x: Any, transpose: bool, way: str) -> _Stored | None:
+    """The operand ``x``, where it lies as it is read."""
     if as_read(x):
-        return _Stored(x, transpose, x.dtype, 1.0)
-    if is_quantized(x) and format_of(x).per_tensor and x._data is not None and as_read(x._data, x._scale_inv):
-        return _Stored(x._data, transpose, int(x._fp8_dtype), x._scale_inv)
-    return None
+        return _Stored((x, None, 1.0), None, transpose, x.dtype)
+    if not is_quantized(x):
+        return None
+    if format_of(x).per_tensor:
+        if x._data is None or not as_read(x._data, x._scale_inv):
+            return None
+        return _Stored((x._data, None, x._scale_inv), None, transpose, int(x._fp8_dtype))
+    stored = stored_codes(x, way)
+    if stored is None:
+        return None
+    codes = stored.codes
+    return _Stored(stored.tensors, stored.read, transpose != codes.turned, int(codes.dtype), codes.tiled)
 
 
 def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | None:
     """Of a product that is alone, or goes with a bias, a GELU, or what it is added to."""
-    left, right = _stored(call.B, call.transB), _stored(call.A, call.transA)
-    if left is None or right is None or any(x is not None for x in (call.quantizer, call.comm_overlap, call.extra_output)):
+    ways = WAYS[not call.transA], WAYS[call.transB]
+    if any(x is not None for x in (call.quantizer, call.comm_overlap, call.extra_output)) or fails_to_cancel(call.A, ways[0], call.B, ways[1]):
         return None
     if not all(x is None or as_read(x) for x in (call.bias, call.D)) or (call.grad and (call.gelu or call.bias is not None)):
         return None
     job = self._gemm_types.check(call.A, call.transA, call.B, call.transB, call.D, None, call.output_dtype, call.accumulate, call.alpha, call.beta)
     if job.shape.empty or job.alpha != 1.0 or (job.D is not None and call.gelu):
         return None
-    kernel, shape, dtype, beta = native.gemm, job.shape.output, job.dtype, job.beta
-    pre_gelu_dtype = to_torch(call.bias_type) if job.quantized and call.bias_type is not None else dtype
-    (a, of_a, dtype_a, factor_a), (b, of_b, dtype_b, factor_b) = left, right
+    left, right = _stored(call.B, call.transB, ways[1]), _stored(call.A, call.transA, ways[0])
+    if left is None or right is None or left.tiled:
+        return None
+    more = {"right_tiled": True} if right.tiled else {}
+    kernel = partial(native.gemm, **more, **({"gelu": _GELU} if call.gelu else {"beta": job.beta} if job.beta else {}))
+    shape, dtype = job.shape.output, job.dtype
+    pre_gelu_dtype = None if not call.gelu else to_torch(call.bias_type) if job.quantized and call.bias_type is not None else dtype
+    (of_a, read_a, turned_a, dtype_a, _), (of_b, read_b, turned_b, dtype_b, _) = left, right
 
-    def alone(a: Tensor, factor_a: Any, b: Tensor, factor_b: Any, bias: Tensor | None) -> list[Any]:
-        result = torch.empty(shape, dtype=dtype)
-        kernel(a, of_a, dtype_a, factor_a, b, of_b, dtype_b, factor_b, result, dtype, bias=bias)
-        return [result, None, None, None]
-
-    def with_gelu(a: Tensor, factor_a: Any, b: Tensor, factor_b: Any, bias: Tensor | None) -> list[Any]:
-        result, pre = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=pre_gelu_dtype)
-        kernel(a, of_a, dtype_a, factor_a, b, of_b, dtype_b, factor_b, result, dtype, bias=bias, gelu=_GELU, pre_gelu=pre)
+    def compute(a: Tensor, scales_a: Any, by_a: Any, b: Tensor, scales_b: Any, by_b: Any, bias: Tensor | None, D: Tensor | None) -> list[Any]:
+        if read_a is not None:
+            a, scales_a, by_a = read_a(a, scales_a, by_a)
+        if read_b is not None:
+            b, scales_b, by_b = read_b(b, scales_b, by_b)
+        result = torch.empty(shape, dtype=dtype) if D is None else D
+        pre = None if pre_gelu_dtype is None else torch.empty(shape, dtype=pre_gelu_dtype)
+        epilogue = {"bias": bias, "addend": D, "pre_gelu": pre, "left_scales": scales_a, "right_scales": scales_b}
+        kernel(a, turned_a, dtype_a, by_a, b, turned_b, dtype_b, by_b, result, dtype, **epilogue)
         return [result, None, pre, None]
 
-    def into(a: Tensor, factor_a: Any, b: Tensor, factor_b: Any, bias: Tensor | None, D: Tensor) -> list[Any]:
-        kernel(a, of_a, dtype_a, factor_a, b, of_b, dtype_b, factor_b, D, dtype, bias=bias, addend=D if beta else None, beta=beta)
-        return [D, None, None, None]
-
-    operands = a, factor_a, b, factor_b, call.bias
-    if job.D is not None:
-        return SpecializedCall(into, (*operands, job.D))
-    return SpecializedCall(with_gelu if call.gelu else alone, operands)
+    return SpecializedCall(compute, (*of_a, *of_b, call.bias, job.D))
 
 
 class GemmKernels(GemmBySteps):

@@ -1,15 +1,26 @@
-"""How tensors lie, at a tenth of what asking each by name costs."""
+"""How tensors lie in memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fusible import cpp_extensions as native
 
-__all__ = ["layouts"]
+__all__ = ["PLAIN", "as_read", "layouts"]
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The classes of tensors that have their elements in memory of their own."""
+
+
+def as_read(*operands: Any) -> bool:
+    """Whether kernels read each where it lies: a contiguous tensor in host memory."""
+    return all(type(x) in PLAIN and x.is_cpu and x.is_contiguous() for x in operands)
 
 
 def layouts(tensors: list[Any]) -> bytes | None:
-    """The dtypes, shapes and strides of torch tensors in host memory, as bytes to compare. None where one is anything else, as a subclass is, or
-    where there are no native kernels."""
+    """The dtypes, shapes and strides of torch tensors in host memory, as bytes to compare, at a tenth of what asking each by name costs. None where
+    one is anything else, as a subclass is, or where there are no native kernels.
+    """
     return native.layouts(tensors) if native.available else None

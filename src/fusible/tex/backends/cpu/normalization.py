@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.operands import as_read, plain
+from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.normalization import NormalizationBySteps, NormGradient, NormOutput
 from fusible.tex.interface.declare import CallArguments, inherited

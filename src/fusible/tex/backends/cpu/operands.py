@@ -9,23 +9,16 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.tex.backends.cpu.layouts import PLAIN
 from fusible.tex.backends.cpu.quantize import dequantize
 from fusible.tex.formats import is_quantized, nominal
 
-__all__ = ["as_read", "int32", "member_kinds", "plain", "unquantized"]
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+__all__ = ["int32", "member_kinds", "plain", "unquantized"]
 
 
 def plain(x: Any) -> Tensor:
     """``unquantized(x)``, contiguous."""
-    return x.contiguous() if type(x) in _PLAIN else unquantized(x).contiguous()
-
-
-def as_read(*operands: Any) -> bool:
-    """Whether each is, as it lies, what ``plain`` makes of it."""
-    return all(type(x) in _PLAIN and x.is_cpu and x.is_contiguous() for x in operands)
+    return x.contiguous() if type(x) in PLAIN else unquantized(x).contiguous()
 
 
 def unquantized(x: Any) -> Tensor:
