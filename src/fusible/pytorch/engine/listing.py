@@ -122,13 +122,13 @@ class Listing:
         self._reach(step, call.result)
 
     def _specialized(self, call: tex.RecordedCall) -> tuple[Callable[..., Any], tuple[int, ...]] | None:
+        """What may be called instead, and the places of its operands; None where it takes what the pass does not have."""
         found = specialize(call.method, call.args)
-        if found is None or not all(self._is_known(operand) for operand in found.operands):
+        if found is None or not all(
+            id(value) in self._places or id(value) in self._parts_of or isinstance(value, _CONSTANTS) for value in found.operands
+        ):
             return None
         return found.compute, tuple(self._place(operand) for operand in found.operands)
-
-    def _is_known(self, value: Any) -> bool:
-        return id(value) in self._places or id(value) in self._parts_of or _is_constant(value)
 
     def _reach(self, step: int, result: Any, path: str = "") -> None:
         """Register the tensors inside a result, by what is written after it to get them: they get a place of their own when they are asked for."""
