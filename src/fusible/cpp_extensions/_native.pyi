@@ -376,7 +376,7 @@ def call_key(entries: bytes, kinds: object, sort: object, integers: object) -> o
     """A function that computes the key of a call in tex's dispatcher from as many arguments as there are ``entries``: the letters of
     ``fusible.tex.selection.call_keys``. ``kinds[type(x)](x)``, ``sort(x)`` and ``integers(x)`` describe what is no tensor on a CPU."""
 
-def layouts(tensors: list[object]) -> bytes | None:
+def layouts(tensors: list) -> object:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType]
     """The dtypes, shapes and strides of torch tensors in host memory, as bytes to compare; None where one is anything else."""
 
 def has_exchange() -> bool:

@@ -15,10 +15,12 @@ import fusible
 from fusible import tex
 from fusible.errors import ArgumentError
 from fusible.pytorch.engine import executors
+from fusible.pytorch.engine import replay as replaying
 from fusible.pytorch.engine.executors import EagerExecutor
 from fusible.pytorch.engine.listing import Listing
-from fusible.pytorch.engine.replay import last_uses
+from fusible.pytorch.engine.replay import Step, last_uses
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
+from fusible.tex.backends.cpu import layouts
 
 RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8CurrentScaling()]
 
@@ -356,6 +358,24 @@ def test_a_pass_is_specialized_where_its_backends_say_how() -> None:
     assembled = [step for step in replay.steps if step.assembles]
     specialized = replay._run_specialized.__globals__
     assert assembled and not any(step.call in specialized.values() for step in assembled)
+
+
+def test_what_only_the_method_would_take_goes_where_it_came() -> None:
+    steps = [Step(list, (0,), 1, (("[0]", 2), ("[1]", 3))), Step(abs, (2,), 4, specialized=(abs, (1,)))]
+    assert [sorted(ends) for ends in last_uses(steps, {4})] == [[0, 1, 3], [2]]
+    specialized = [step.as_specialized() for step in steps]
+    assert [sorted(ends) for ends in last_uses(specialized, {4})] == [[0, 2, 3], [1]]
+
+
+def test_how_inputs_lie_is_asked_where_a_call_hangs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(replaying, "layouts", lambda inputs: asked.append(len(inputs)) or layouts(inputs))
+    executor, x = EagerExecutor(), torch.ones(2)
+    for name, function in (("gelu", lambda x: tex.gelu(x, None)), ("add", lambda x: tex.prim.add(x, x))):
+        for _ in range(5):
+            executor(name, lambda inputs: ([function(inputs[0])], None), [x])  # noqa: B023
+        assert len(asked) == (4 if name == "gelu" else 1), name  # once as it is listed, and for each replay
+        asked.clear()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -121,7 +121,7 @@ def _taken(steps: Sequence[Step], outputs: Iterable[int]) -> list[Step]:
     wanted = {*outputs}
     taken: list[Step] = []
     for step in reversed(steps):
-        if not step.assembles or not wanted.isdisjoint((step.target, *(place for _, place in step.parts))):
+        if not step.assembles or step.target in wanted:
             taken.append(step)
             wanted.update(step.sources)
     return taken[::-1]
