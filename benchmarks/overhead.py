@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,14 @@ from torch import nn
 
 import fusible
 from fusible import tex
+from fusible.cli.bench.generation import Decoder, FusibleDecoder
+from fusible.cli.bench.plain import DecoderShape, PlainDecoder
 from fusible.cli.bench.timing import side_by_side, using_threads
 from fusible.pytorch import ops as operations
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.selection.registry import registry
 
-__all__ = ["dispatch", "small_sequential"]
+__all__ = ["dispatch", "small_decoder", "small_sequential"]
 
 
 _ONE_THREAD = using_threads(1)
@@ -81,3 +84,44 @@ def small_sequential() -> list[dict[str, Any]]:
         ratios = {f"{which}_ratio": times[which] / times["nn"] for which in ("modules", "operations")}
         rows.append({"pass": name, **{f"{which}_us": time * 1e6 for which, time in times.items()}, **ratios})
     return rows
+
+
+_HELD: dict[str, fusible.Recipe | None] = {
+    "bf16": None,
+    "FP8": fusible.Float8CurrentScaling(),
+    "MXFP8": fusible.MXFP8BlockScaling(),
+    "FP8 in squares": fusible.Float8BlockScaling(),
+    "NVFP4": fusible.NVFP4BlockScaling(),
+}
+_NARROW = DecoderShape(layers=16, hidden=64, heads=4, groups=2, inner=64, vocabulary=64)
+_CACHED = 128
+
+
+def _holding(recipe: fusible.Recipe | None) -> FusibleDecoder:
+    decoder = FusibleDecoder(_NARROW, quantized=False)
+    if recipe is not None:
+        for model in (decoder.body, decoder.head):
+            fusible.quantize_parameters(model, recipe=recipe)
+    return decoder
+
+
+def _token(decoder: Decoder) -> Callable[[], object]:
+    """A token after others of one sequence, which begins anew where its cache is full."""
+    token, tokens = torch.zeros(1, 1, dtype=torch.int64), itertools.count()
+
+    def step() -> None:
+        if next(tokens) % _CACHED == 0:
+            decoder.start(1, _CACHED)
+        with torch.no_grad():
+            decoder.step(token)
+
+    return step
+
+
+@_ONE_THREAD
+def small_decoder() -> list[dict[str, Any]]:
+    """Microseconds of a token of 16 layers of width 64, by how weights are held; torch's are in bf16. Target: at most torch's."""
+    decoders: dict[str, Decoder] = {"torch": PlainDecoder(_NARROW), **{held: _holding(recipe) for held, recipe in _HELD.items()}}
+    times = side_by_side({held: _token(decoder) for held, decoder in decoders.items()}, rounds=60)
+    theirs = times["torch"]
+    return [{"weights": held, "torch_us": theirs * 1e6, "fusible_us": times[held] * 1e6, "ratio": times[held] / theirs} for held in _HELD]

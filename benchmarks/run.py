@@ -20,6 +20,7 @@ __all__ = ["main"]
 TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "dispatch": overhead.dispatch,
     "small_sequential": overhead.small_sequential,
+    "small_decoder": overhead.small_decoder,
     "grouped_gemm": experts.grouped_gemm,
     "router": experts.router,
     "executors": executors.executors,

@@ -336,6 +336,23 @@ def test_what_lies_otherwise_than_when_it_was_listed_is_computed_all_the_same(wa
     assert all(torch.equal(a, b) for a, b in zip(found, step(plain, *here), strict=True))
 
 
+@pytest.mark.parametrize("norm", [fusible.LayerNorm, fusible.RMSNorm])
+def test_a_gradient_that_is_one_number_everywhere_is_read_where_it_is(norm: type) -> None:
+    """A sum's gradient is a number that is expanded: its memory is that of one."""
+    models = [fusible.Sequential(fusible.GELU(), norm(32)) for _ in range(2)]
+    models[1]._runner().executor = Plain()
+    for step in range(5):
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(step))
+        grads = []
+        for model in models:
+            model.zero_grad()
+            own = x.clone().requires_grad_()
+            ((step + 1) * model(own).sum()).backward()
+            grads.append([own.grad, *(p.grad for p in model.parameters())])
+        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert all("_run_specialized" in vars(replay) for replay in models[0]._runner().executor._replays.values())
+
+
 class Named(torch.Tensor):
     """A subclass that changes nothing."""
 

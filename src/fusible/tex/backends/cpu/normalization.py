@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.layouts import PLAIN, as_read
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.normalization import NormalizationBySteps, NormGradient, NormOutput
@@ -30,7 +30,8 @@ def _layernorm_specialized(self: Any, call: CallArguments) -> SpecializedCall | 
     kernel, dtype, rows, eps, zero_centered = native.norm_fwd, call.input.dtype, outer(call.input.shape), call.eps, call.zero_centered_gamma
 
     def compute(x: Tensor, gamma: Tensor, bias: Tensor | None) -> list[Any]:
-        y, mu, rsigma = torch.empty_like(x), torch.empty(rows, dtype=torch.float32), torch.empty(rows, dtype=torch.float32)
+        y, mu = torch.empty_like(x), torch.empty(rows, dtype=torch.float32)
+        rsigma = torch.empty_like(mu)
         kernel(x, gamma, bias, mu, rsigma, eps, zero_centered, y, dtype)
         return [y, mu, rsigma]
 
@@ -56,7 +57,7 @@ def _layernorm_gradient_specialized(self: Any, call: CallArguments) -> Specializ
 
     def compute(dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, add: Tensor | None = None) -> list[Any]:
         dx, dgamma, dbeta = torch.empty_like(x), torch.empty_like(gamma), torch.empty_like(gamma)
-        kernel(dz, x, mu, rsigma, gamma, zero_centered, dx, dgamma, dbeta, add)
+        kernel(dz.contiguous(), x, mu, rsigma, gamma, zero_centered, dx, dgamma, dbeta, add)
         return [dx, dgamma, dbeta]
 
     return SpecializedCall(compute, operands) if operands else None
@@ -68,16 +69,17 @@ def _rmsnorm_gradient_specialized(self: Any, call: CallArguments) -> Specialized
 
     def compute(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, add: Tensor | None = None) -> list[Any]:
         dx, dgamma = torch.empty_like(x), torch.empty_like(gamma)
-        kernel(dz, x, None, rsigma, gamma, zero_centered, dx, dgamma, None, add)
+        kernel(dz.contiguous(), x, None, rsigma, gamma, zero_centered, dx, dgamma, None, add)
         return [dx, dgamma]
 
     return SpecializedCall(compute, operands) if operands else None
 
 
 def _gradient_operands(call: CallArguments, *names: str) -> tuple[Any, ...]:
-    """The arguments of these names, and ``add`` where the function has it; none where one of them is not read as it lies."""
-    operands = tuple(getattr(call, name) for name in (*names, "add") if name != "add" or hasattr(call, "add"))
-    return operands if as_read(*operands) else ()
+    """The arguments of these names, and ``add`` where the function has it; none where one of them is not read as it lies. The first, a gradient, may
+    be laid out otherwise, as that of a sum is."""
+    first, *operands = (getattr(call, name) for name in (*names, "add") if name != "add" or hasattr(call, "add"))
+    return (first, *operands) if type(first) in PLAIN and first.is_cpu and as_read(*operands) else ()
 
 
 class NormalizationKernels(NormalizationBySteps):

@@ -35,6 +35,7 @@ _Job = GemmJob[torch.dtype]
 @functools.cache
 def _plain_kernel(transA: bool, transB: bool, gelu: bool, grad: bool, dtype: torch.dtype, on_cpu: bool) -> Callable[[Tensor, Tensor, Any], list[Any]]:
     """``[D, bias_grad, pre_gelu_out, None]`` of ``(A, B, bias)``, matrices of ``dtype`` that fit."""
+    in_fp32 = dtype is torch.float32
     if on_cpu and transA and not transB:
 
         def multiply(A: Tensor, B: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,7 +57,7 @@ def _plain_kernel(transA: bool, transB: bool, gelu: bool, grad: bool, dtype: tor
         return [POINTWISE["gelu"].f(result), None, result, None]
 
     def backward(A: Tensor, B: Tensor, bias: Tensor | None) -> list[Any]:
-        return [multiply(A, B, None), None if bias is None else _row_sum_of(B, dtype), None, None]
+        return [multiply(A, B, None), None if bias is None else B.sum(0) if in_fp32 else _row_sum_of(B, dtype), None, None]
 
     return backward if grad else with_gelu if gelu else forward
 
@@ -147,7 +148,7 @@ def _product(b: Tensor, a: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _row_sum_of(B: Tensor, dtype: torch.dtype) -> Tensor:
-    return B.sum(0) if dtype is torch.float32 else B.sum(0, dtype=accumulator(dtype)).to(dtype)
+    return B.sum(0, dtype=accumulator(dtype)).to(dtype)
 
 
 def _native(job: _Job, bias: Tensor | None) -> Tensor | None:
