@@ -24,10 +24,12 @@ __all__ = [
     "reset_peak_memory",
     "resident_memory",
     "return_large_blocks",
+    "thread_names",
 ]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
+_TASKS = Path("/proc/self/task")
 _STATM = Path("/proc/self/statm")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, -1  # of glibc's malloc.h
@@ -67,6 +69,17 @@ def reset_peak_memory() -> None:
 def resident_memory() -> int:
     """Bytes of this process that are in memory now; where there is no ``/proc``, ``peak_memory()``."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if _STATM.exists() else peak_memory()
+
+
+def thread_names() -> list[str] | None:
+    """The names of this process's threads as the system has them, cut to 15 letters; None where there is no ``/proc``."""
+    if not _TASKS.exists():
+        return None
+    names: list[str] = []
+    for task in _TASKS.iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            names.append((task / "comm").read_text().strip())
+    return names
 
 
 def keep_freed_memory() -> bool:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fusible.machine import available_memory, cpu_model, installed_memory, peak_memory, resident_memory
+import pytest
+
+from fusible import ending
+from fusible.machine import available_memory, cpu_model, installed_memory, peak_memory, resident_memory, thread_names
 
 WITHOUT_POSIX = """
 import importlib, os, pkgutil, sys
@@ -52,3 +55,33 @@ def test_what_the_machine_tells_is_so() -> None:
 def test_all_of_it_works_without_what_posix_alone_has(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_POSIX, str(tmp_path / "run")], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
+
+
+def test_threads_have_the_names_that_the_system_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = thread_names()
+    assert names is None or "python" in " ".join(names) or "pytest" in " ".join(names)
+    monkeypatch.setattr("fusible.machine._TASKS", Path("/nowhere"))
+    assert thread_names() is None
+
+
+@pytest.mark.parametrize(("names", "waits"), [(["python3"], False), (["python3", "pt_gloo_runloop"], True), (None, True)])
+def test_threads_of_gloo_get_their_turn_before_python_ends(names: list[str] | None, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(ending, "thread_names", lambda: done.append("asked") or names)
+    monkeypatch.setattr(ending.gc, "collect", lambda: done.append("collected"))
+    monkeypatch.setattr(ending.time, "sleep", lambda seconds: done.append("waited"))
+    ending.let_threads_end()
+    assert done == ["collected", "asked", *(["waited"] if waits else [])]
+
+
+def test_who_lays_models_out_ends_in_order() -> None:
+    """Registered before all else, so that it comes after all else."""
+    lines = (
+        "import atexit",
+        "found = []",
+        "atexit.register = lambda f, *a: found.append(f) or f",
+        "import fusible.distributed",
+        "from fusible import ending",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join([*lines, "print(found.count(ending.let_threads_end))"])], capture_output=True, text=True)
+    assert done.stdout.strip() == "1", done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import hashlib
 import math
 import re
@@ -28,6 +26,7 @@ from fusible.cli.training.options import BLOCKS, BYTES, TrainOptions
 from fusible.cli.training.schedule import AtOnce, InStages, Loss, Schedule, stages_of
 from fusible.distributed import gather_stages, gather_tensors, local_batch, parallelize
 from fusible.distributed.exchange import gather_bytes
+from fusible.ending import end_in_order
 from fusible.errors import ArgumentError, ExecutionError, FileError, FusibleError, expected
 from fusible.knobs import RANK, WORLD_SIZE
 from fusible.pytorch import CrossEntropyLoss
@@ -190,9 +189,7 @@ class Ranks:
             wanted, of, do = f"to meet the other {self.world - 1} of {self.world}", f"rank {self.rank}", "start all ranks by torchrun"
             raise ExecutionError(expected(wanted, of=of, got=_first_sentence(error), do=do)) from error
         self.reached(self._at)
-        # A group's threads end with the last that holds it, and cycles of objects hold groups. One that drops a tensor while the interpreter is taken
-        # down is ended by it, and the whole process aborts.
-        atexit.register(gc.collect)
+        end_in_order()
         silence = silence or _TIMEOUT
         dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world, timeout=silence)
         self._check_agreed(facts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from fusible.compat.device_map.mode import CPU, is_cuda
 from fusible.compat.device_map.places import everywhere, loaded, with_arguments
 from fusible.compat.device_map.requests import Requests
+from fusible.ending import let_threads_end
 
 __all__ = ["distributed_replacements"]
 
@@ -32,9 +32,8 @@ def _take_gloo(given: dict[str, Any]) -> None:
 
 
 def _ended_in_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which makes the first process group, so that what is left of the groups ends before Python does, with its threads, which live as
-    long as a cycle of objects holds a group. NCCL's clients need not destroy theirs; but a thread of gloo that drops a tensor while the interpreter
-    is taken down is ended by it, and the whole process aborts."""
+    """``function``, which makes the first process group, so that what is left of the groups ends before Python does (``let_threads_end``). NCCL's
+    clients need not destroy theirs."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +47,7 @@ def _ended_in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 def _end_groups() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    gc.collect()
+    let_threads_end()
 
 
 def _take_host(given: dict[str, Any]) -> None:
