@@ -282,7 +282,7 @@ def test_a_parameter_of_a_class_of_the_users_is_held_in_its_dtype() -> None:
 
     for dtype in (torch.float32, torch.bfloat16):
         for parameter in (torch.ones(2, dtype=dtype), nn.Parameter(torch.ones(2, dtype=dtype)), torch.ones(2, dtype=dtype).as_subclass(Mine)):
-            assert weights.stored_type(parameter) is nvte_dtype(dtype)
+            assert weights.stored_type(parameter) is weights.stored_key(parameter) is nvte_dtype(dtype)
 
 
 class Stateful(MXFP8Quantizer):
@@ -290,6 +290,10 @@ class Stateful(MXFP8Quantizer):
 
     def _value_key(self) -> None:
         return None
+
+
+class Named(MXFP8Quantizer):
+    """Is equal to those of its class."""
 
 
 E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
@@ -301,6 +305,7 @@ QUANTIZERS: list[Callable[[], Any]] = [
     lambda: MXFP8Quantizer(E4M3, rowwise=False),
     lambda: MXFP8Quantizer(E4M3, columnwise=False),
     lambda: Stateful(E4M3),
+    lambda: Named(E4M3),
     lambda: Float8BlockQuantizer(E4M3),
     lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=1),
     lambda: Float8BlockQuantizer(E4M3, force_pow_2_scales=False),
@@ -340,6 +345,13 @@ def test_an_option_that_is_changed_makes_another_key(make: Callable[[], Any], ch
     hash(before)
     change(held._quantizer)
     assert weights.stored_key(held) != before
+
+
+def test_a_copy_that_is_dropped_makes_another_key() -> None:
+    held = MXFP8Quantizer(E4M3)(torch.ones(128, 128))
+    type_before, key_before = weights.stored_type(held), weights.stored_key(held)
+    held.update_usage(columnwise_usage=False)
+    assert weights.stored_type(held) != type_before and weights.stored_key(held) != key_before
 
 
 def test_gradients_pass_through_weights_held_in_8_bits() -> None:

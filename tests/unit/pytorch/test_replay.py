@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import weakref
 from contextlib import nullcontext
 from itertools import product
@@ -382,6 +383,26 @@ def test_what_only_the_method_would_take_goes_where_it_came() -> None:
     assert [sorted(ends) for ends in last_uses(steps, {4})] == [[0, 1, 3], [2]]
     specialized = [step.as_specialized() for step in steps]
     assert [sorted(ends) for ends in last_uses(specialized, {4})] == [[0, 2, 3], [1]]
+
+
+def test_the_lines_of_a_replay_are_there_for_tracebacks_as_long_as_it_is() -> None:
+    def failing(x):
+        if not x.any():
+            raise ValueError("nothing")
+        return x + 1
+
+    x = torch.ones(2)
+    listing = Listing([x])
+    replay = listing.finish([heard(listing, failing, x)], None, 0)
+    assert replay is not None
+    with pytest.raises(ValueError, match="nothing") as caught:
+        replay.run([torch.zeros(2)])
+    frame = next(entry.frame for entry in caught.traceback if "replay.py: pass" in entry.frame.code.raw.co_filename)
+    file = frame.code.raw.co_filename
+    assert "v1 = c0(v0)" in "".join(linecache.getlines(file))
+    del replay, caught, frame
+    gc.collect()
+    assert file not in linecache.cache
 
 
 def test_how_inputs_lie_is_asked_where_a_call_hangs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import linecache
+import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -100,7 +102,9 @@ class Replay:
                 lines.append(f"    del {', '.join(map(name, ends))}")
         lines.append(f"    return [{', '.join(map(name, self.outputs))}]")
         names = {f"k{place}": value for place, value in self._constants.items()} | {f"c{number}": step.call for number, step in enumerate(steps)}
-        return compiled("\n".join(lines) + "\n", f"{__file__}: pass {next(_numbers)}", "run", names)
+        file = f"{__file__}: pass {next(_numbers)}"
+        weakref.finalize(self, linecache.cache.pop, file, None)  # where tracebacks find the lines
+        return compiled("\n".join(lines) + "\n", file, "run", names)
 
 
 def last_uses(steps: Sequence[Step], kept: Container[int]) -> list[list[int]]:

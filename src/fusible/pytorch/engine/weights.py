@@ -47,7 +47,7 @@ def stored_key(parameter: torch.Tensor) -> Hashable:
     options = [_Unchanged(value) if isinstance(value, torch.Tensor) else value for value in vars(parameter._quantizer).values()]
     if any([option.__class__ is _Unchanged and option.version is None for option in options]):
         return stored_type(parameter)
-    return (parameter.__class__, kind, *parameter.get_usages().values(), *options)
+    return (kind, *parameter.get_usages().values(), *options)
 
 
 class _Unchanged:
