@@ -345,6 +345,7 @@ def test_an_option_that_is_changed_makes_another_key(make: Callable[[], Any], ch
     hash(before)
     change(held._quantizer)
     assert weights.stored_key(held) != before
+    assert weights._Unchanged(torch.ones(1)) != 3
 
 
 def test_a_copy_that_is_dropped_makes_another_key() -> None:
