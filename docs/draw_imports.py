@@ -38,6 +38,7 @@ ROOMS = {
     "knobs": "environment variables",
     "files": "how files are read and written",
     "errors": "exceptions and their wording",
+    "ending": "the end of processes that had groups",
     "locks": "a lock that a forked child can take",
     "machine": "what the operating system tells",
     "version": "the version of the package",
@@ -98,7 +99,7 @@ def draw() -> str:
         )
     for room, says in ROOMS.items():
         fill = "#e0f2fe" if room in ("lazy", "tex", "tex.backends", "cpp_extensions") else "#f1f5f9"
-        if room in ("errors", "files", "knobs", "locks", "machine", "version"):
+        if room in ("ending", "errors", "files", "knobs", "locks", "machine", "version"):
             fill = "#fef3c7"
         parts.append(f'<rect x="{LEFT}" y="{y[room]}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" fill="{fill}" stroke="#94a3b8"/>')
         parts.append(f'<text x="{LEFT + 12}" y="{y[room] + 17}" font-size="14" font-weight="bold" fill="#0f172a">{room}</text>')
