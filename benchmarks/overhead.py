@@ -70,7 +70,7 @@ def _forward(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
 
 @_ONE_THREAD
 def small_sequential() -> list[dict[str, Any]]:
-    """Microseconds of eight small modules, and operations, on [16, 64] fp32. Target, forward and backward: at most 1.4 times ``nn.Sequential``'s."""
+    """Microseconds of eight small modules, and operations, on [16, 64] fp32. Target: at most ``nn.Sequential``'s."""
     width = 64
     models = {
         "nn": nn.Sequential(*_eight(nn, width)),

@@ -14,6 +14,7 @@ from tex_backends import runners
 from fusible import tex
 from fusible.conformance.memory import tensors
 from fusible.conformance.table import load
+from fusible.errors import ArgumentError
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.interface.declare import DECLARATIONS
@@ -160,3 +161,28 @@ def test_a_rule_is_a_function_of_a_method() -> None:
     with pytest.raises(Exception, match="what specialized_by decorates"):
         specialized_by(lambda self, call: None)(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert specialize(lambda x: x, (1,)) is None
+
+
+@pytest.mark.skipif("cpu-prim_attention_step" not in METHODS, reason="the native kernels are not built")
+def test_a_step_whose_tokens_lie_in_the_cache_is_the_methods() -> None:
+    """It is the only kernel that writes to operands which the pass did not make: how tensors lie says nothing of whether they share memory."""
+    method = METHODS["cpu-prim_attention_step"]
+    for sample in samples("prim_attention_step"):
+        args = positional("prim_attention_step", sample)
+        found = specialize(method, args) if served(method, args) else None
+        if found is not None:
+            break
+    else:
+        pytest.fail("no step is specialized")
+    _, k, _, keys, values, *_ = found.operands
+    memory = torch.zeros(keys.numel() + k.numel(), dtype=k.dtype)
+    cache, token = memory[: keys.numel()].view(keys.shape), memory[-k.numel() :].view(k.shape)
+    cache.copy_(keys), token.copy_(k)
+    by_name = dict(zip(DECLARATIONS["prim_attention_step"].signature.parameters, args, strict=True))
+    wanted, written = method(**{**by_name, "k": token.clone(), "k_cache": (own := cache.clone()), "v_cache": values.clone()}), own
+    operands = list(found.operands)
+    operands[1], operands[3], operands[4] = token, cache, values.clone()
+    assert equal(found.compute(*operands), wanted) and torch.equal(cache, written)
+    with pytest.raises(ArgumentError):
+        operands[1] = cache.flatten()[: k.numel()].view(k.shape)
+        found.compute(*operands)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.backends.cpu.operands import int32
-from fusible.tex.backends.cpu.rope import rotated
+from fusible.tex.backends.cpu.rope import rotate, rotated
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
 from fusible.tex.calls.attention_layout import Layout, format_name
@@ -56,6 +56,8 @@ def _refused_step(request: Request) -> str | None:
     return None
 
 
+_StepMask = tuple[float, bool, bool, int, int, bool]
+"""As the kernel takes it: the scale of scores, and who sees whom."""
 _STEP = ("q", "k", "v", "k_cache", "v_cache", "cu_new_lens", "cu_cached_lens", "page_table", "angles", "start_positions")
 """The tensors of ``prim.attention_step``."""
 
@@ -68,26 +70,41 @@ def _step_specialized(self: AttentionKernels, call: CallArguments) -> Specialize
     if any(x is not None and x.dtype is not torch.int32 for x in indices):
         return None
     others = {name: value for name, value in vars(call).items() if name not in _STEP}
-    dtype, tokens = call.q.dtype, call.q.shape[:2]
-    out_shape, row_shape, shapes = (*tokens, call.v.shape[-1]), (*tokens, 1), (call.q.shape, call.k.shape)
-    mask, sizes = (float(call.scale), True, True, *check_step(call), True), (0.0, _NOTHING_DRAWN, call.max_new_len, room_of_step(call))
-    rope, copy, attend, interleaved = native.rope, native.copy_to_cache, native.attention_forward, call.interleaved
+    mask, sizes, interleaved = _mask_of_step(call, check_step(call)), (call.max_new_len, room_of_step(call)), call.interleaved
 
     def compute(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *read: Any) -> Tensor:
         if not _lie_apart(q, k, v, keys, values):
             return self.prim_attention_step(**dict(zip(_STEP, (q, k, v, keys, values, *read), strict=True)), **others)
         lengths, cached, table, angles, starts = read
         if angles is not None:
-            rotated = torch.empty(shapes[0], dtype=dtype), torch.empty(shapes[1], dtype=dtype)
-            for x, y in zip((q, k), rotated, strict=True):
-                rope(x, y, angles, False, interleaved, False, starts, lengths, 1, 0)
-            q, k = rotated
-        copy(k, keys, v, values, table, lengths, cached, True)
-        out, largest, total = torch.zeros(out_shape, dtype=dtype), torch.empty(row_shape), torch.empty(row_shape)
-        attend(q, keys, values, out, largest, total, *mask, lengths, None, cached, None, table, table, None, *sizes)
-        return out
+            q, k = rotate((q, k), angles, interleaved, lengths, starts)
+        return _step(q, k, v, keys, values, lengths, cached, table, mask, sizes)
 
     return SpecializedCall(compute, operands)
+
+
+def _mask_of_step(call: CallArguments, window: tuple[int, int]) -> _StepMask:
+    return float(call.scale), True, True, *window, True
+
+
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    cached: Tensor,
+    table: Tensor,
+    mask: _StepMask,
+    sizes: tuple[int, int],
+) -> Tensor:
+    """A step of what has been checked and rotated. ``sizes``: the most new tokens of a sequence, and the tokens that one can have."""
+    native.copy_to_cache(k, keys, v, values, table, lengths, cached, True)
+    out, rows = torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype), (*q.shape[:2], 1)
+    lying = lengths, None, cached, None, table, table, None
+    native.attention_forward(q, keys, values, out, torch.empty(rows), torch.empty(rows), *mask, *lying, 0.0, _NOTHING_DRAWN, *sizes)
+    return out
 
 
 class AttentionKernels(AttentionBySteps):
@@ -168,12 +185,8 @@ class AttentionKernels(AttentionBySteps):
         )
         if call.angles is not None:
             q, k = rotated((q, k), call.angles, call.interleaved, lengths, call.start_positions, "prim.attention_step")
-        native.copy_to_cache(k, keys, v, values, table, lengths, cached, True)
-        out, stats = torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype), torch.empty(2, *q.shape[:2], 1)
-        mask = float(call.scale), True, True, *window, True
-        lying = lengths, None, cached, None, table, table, None
-        native.attention_forward(q, keys, values, out, stats[0], stats[1], *mask, *lying, 0.0, _NOTHING_DRAWN, call.max_new_len, room_of_step(call))
-        return out
+        sizes = call.max_new_len, room_of_step(call)
+        return _step(q, k, v, keys, values, lengths, cached, table, _mask_of_step(call, window), sizes)
 
 
 _NOTHING_DRAWN = torch.zeros(2, dtype=torch.int64)
