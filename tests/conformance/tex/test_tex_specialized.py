@@ -174,15 +174,18 @@ def test_a_step_whose_tokens_lie_in_the_cache_is_the_methods() -> None:
             break
     else:
         pytest.fail("no step is specialized")
-    _, k, _, keys, values, *_ = found.operands
+    q, k, _, keys, values, *_ = found.operands
     memory = torch.zeros(keys.numel() + k.numel(), dtype=k.dtype)
     cache, token = memory[: keys.numel()].view(keys.shape), memory[-k.numel() :].view(k.shape)
-    cache.copy_(keys), token.copy_(k)
+    cache.copy_(keys)
+    token.copy_(k)
     by_name = dict(zip(DECLARATIONS["prim_attention_step"].signature.parameters, args, strict=True))
     wanted, written = method(**{**by_name, "k": token.clone(), "k_cache": (own := cache.clone()), "v_cache": values.clone()}), own
     operands = list(found.operands)
     operands[1], operands[3], operands[4] = token, cache, values.clone()
     assert equal(found.compute(*operands), wanted) and torch.equal(cache, written)
-    with pytest.raises(ArgumentError):
-        operands[1] = cache.flatten()[: k.numel()].view(k.shape)
-        found.compute(*operands)
+    for place, x in ((0, q), (1, k)):  # which a step would write over before it reads them
+        among = list(operands)
+        among[place] = cache.flatten()[: x.numel()].view(x.shape)
+        with pytest.raises(ArgumentError):
+            found.compute(*among)
