@@ -16,5 +16,6 @@ void bind_optimizers(pybind11::module_& m);
 void bind_fingerprint(pybind11::module_& m);
 void bind_call_key(pybind11::module_& m);
 void bind_layouts(pybind11::module_& m);
+void bind_programs(pybind11::module_& m);
 
 }  // namespace fusible

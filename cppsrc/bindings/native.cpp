@@ -1,5 +1,4 @@
 // The compiled extension `fusible.cpp_extensions._native`: one file a family of kernels, one line a function.
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -43,13 +42,6 @@ void on_xla_threads(const xla::Frame& frame, const std::function<void()>& call) 
     call();
 }
 
-/// Of programs alone: what reads memory that a call before it has written to, as one that XLA knows nothing of, and so cannot do earlier.
-void copy(const TensorView& src, const TensorView& dst) {
-    check_numel(dst, "dst", src.numel());
-    check_dtype(dst, "dst", dst.dtype == src.dtype, "that of src");
-    std::memcpy(dst.data, src.data, static_cast<std::size_t>(src.numel()) * size_of(src.dtype));
-}
-
 }  // namespace
 
 FUSIBLE_MODULE(_native, m) {
@@ -64,9 +56,9 @@ FUSIBLE_MODULE(_native, m) {
     bind_fingerprint(m);
     bind_call_key(m);
     bind_layouts(m);
+    bind_programs(m);
 
     compiled::around() = on_xla_threads;
-    compiled::offer("copy", copy, pybind11::arg("src"), pybind11::arg("dst"));
     m.def("xla_handler", []() -> pybind11::object { return pybind11::capsule(reinterpret_cast<void*>(&compiled::handle)); });
     m.def("xla_functions", [] {
         std::vector<std::string> names;

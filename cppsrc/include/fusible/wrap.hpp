@@ -11,6 +11,7 @@
 
 #include "fusible/arguments.hpp"
 #include "fusible/compiled_calls.hpp"
+#include "fusible/native_program.hpp"
 #include "fusible/overlap.hpp"
 
 namespace fusible {
@@ -82,7 +83,7 @@ auto wrap(R (*function)(A...), ReadOnly = {}, const char* const* names = nullptr
     };
 }
 
-/// Binds `function` to `name` of a module, and offers it to compiled programs; there is a `pybind11::arg` for each of its parameters, by whose name a
+/// Binds `function` to `name` of a module, and offers it to programs, compiled ones and lists of calls; there is a `pybind11::arg` for each of its parameters, by whose name a
 /// refusal calls it.
 template <class R, class... A, int... Positions, class... Named>
 void define(pybind11::module_& m, const char* name, R (*function)(A...), Reads<Positions...> read_only, const Named&... named) {
@@ -91,6 +92,7 @@ void define(pybind11::module_& m, const char* name, R (*function)(A...), Reads<P
     const auto* names = new std::array<const char*, sizeof...(A) + 1>{named.name...};
     m.def(name, wrap(function, read_only, names->data()), named...);
     compiled::offer(name, function, named...);
+    program::offer(name, function, read_only, named...);
 }
 
 }  // namespace fusible

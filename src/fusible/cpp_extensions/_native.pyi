@@ -8,7 +8,7 @@ every call runs on one thread. Errors: ``DTypeError`` (a ``TypeError``), ``Shape
 ``MemoryError`` where there is no scratch memory: what the call was to write is unspecified then, and the next call is as good as any.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -378,6 +378,25 @@ def call_key(entries: bytes, kinds: object, sort: object, integers: object) -> o
 
 def layouts(tensors: list) -> object:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType]
     """The dtypes, shapes and strides of torch tensors in host memory, as bytes to compare; None where one is anything else."""
+
+def program(  # pyright: ignore[reportUnknownParameterType]
+    tensors: int,
+    values: list,
+    calls: list,  # pyright: ignore[reportMissingTypeArgument]
+) -> Callable[[list], bool]:  # pyright: ignore[reportMissingTypeArgument]
+    """Calls of native functions as one function ``run(tensors)``, which makes them in order without Python between them. It returns whether it has:
+    not where memory that one writes to is another tensor's, too, or where numbers are negated in word only (``torch._neg_view``).
+
+    Args:
+        tensors: how many a run is given: host memory that is read and written where it lies.
+        values: what calls read and write, each as ``(number of a tensor, byte at which it begins, number of its DType, shape, strides)``.
+        calls: ``(name of a function, {parameter: what is the same each time}, {parameter: number of a value})``: of the functions of tensors here,
+            and of ``copy(src, dst)``, whose ``src`` may have any strides, ``zero(dst)``, ``quotient(src, by, dst)``: ``src / by`` in float32.
+
+    Raises:
+        ArgumentError, DTypeError, ShapeError: here for what does not fit together; by a run for tensors with less memory than the values reach,
+            before anything is called, and for what a function refuses.
+    """
 
 def has_exchange() -> bool:
     """Whether torch's tensors have DLPack's exchange interface, by which they are read at once."""

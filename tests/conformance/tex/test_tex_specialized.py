@@ -15,10 +15,14 @@ from fusible import tex
 from fusible.conformance.memory import tensors
 from fusible.conformance.table import load
 from fusible.errors import ArgumentError
+from fusible.pytorch.engine import native_stretches
+from fusible.pytorch.engine.native_stretches import with_native_stretches
+from fusible.pytorch.engine.steps import Step, written
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.interface.specialize import specialize, specialized_by
+from fusible.tex.interface.kernel_calls import Room
+from fusible.tex.interface.specialize import SpecializedCall, specialize, specialized_by
 from fusible.tex.selection.registry import registry
 
 TABLE = load()
@@ -28,6 +32,14 @@ METHODS = {
     for name in DECLARATIONS
     if hasattr(getattr(backend, name), "__specialize__") and backend.NAME in {runner.backend for runner in runners(name)}
 }
+
+
+@pytest.fixture(autouse=True)
+def single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one call, too, a program is made."""
+    monkeypatch.setattr(native_stretches, "_FEWEST", 1)
+
+
 UNSPECIALIZED = {"xla"}
 """Backends of tensors that are not torch's own: what they inherit is not asked."""
 
@@ -127,7 +139,27 @@ def check(of: str, method: Callable[..., Any], args: tuple[Any, ...]) -> tuple[C
         operands = [by_path[places[id(x)]] if isinstance(x, torch.Tensor) else x for x in found.operands]
         assert equal(found.compute(*operands), method(*wanted)), f"{of} gives otherwise for {args}"
         assert equal(here, wanted), f"{of} writes otherwise for {args}"
+        if found.kernels is not None and found.kernels.calls:
+            check_as_a_program(of, found, method, values, places)
     return found.compute, [weakref.ref(x) for x in found.operands if isinstance(x, torch.Tensor)]
+
+
+def check_as_a_program(of: str, found: SpecializedCall, method: Callable[..., Any], args: Any, places: dict[int, Any]) -> None:
+    """Hold the kernels' calls against the method: what they make, and what they write."""
+    count = len(found.operands)
+    assert found.kernels is not None
+    result = found.kernels.result
+    parts = tuple((f"[{i}]", count + 1 + i) for i, part in enumerate(result) if isinstance(part, Room)) if isinstance(result, list) else ()
+    step = Step(found.compute, tuple(range(count)), count, parts, kernels=found.kernels)
+    outputs = [place for _, place in parts] if isinstance(result, list) else [count]
+    stretch = with_native_stretches([step], outputs)
+    assert len(stretch) == 1 and stretch[0] is not step, f"{of} is no native stretch"
+    wanted, here = deepcopy(args), deepcopy(args)
+    by_path = dict(tensors(here))
+    made = written(stretch, {}, range(count), outputs)([by_path[places[id(x)]] for x in found.operands])
+    whole = method(*wanted)
+    assert equal(made, [whole[place - count - 1] for place in outputs] if isinstance(result, list) else [whole]), f"{of} as a program gives otherwise"
+    assert equal(here, wanted), f"{of} as a program writes otherwise"
 
 
 def tried(of: str, calls: Iterable[dict[str, Any]]) -> int:
@@ -174,18 +206,20 @@ def test_a_step_whose_tokens_lie_in_the_cache_is_the_methods() -> None:
             break
     else:
         pytest.fail("no step is specialized")
-    q, k, _, keys, values, *_ = found.operands
+    by_name = dict(zip(DECLARATIONS["prim_attention_step"].signature.parameters, args, strict=True))
+    q, k, keys, values = (by_name[name] for name in ("q", "k", "k_cache", "v_cache"))
     memory = torch.zeros(keys.numel() + k.numel(), dtype=k.dtype)
     cache, token = memory[: keys.numel()].view(keys.shape), memory[-k.numel() :].view(k.shape)
     cache.copy_(keys)
     token.copy_(k)
-    by_name = dict(zip(DECLARATIONS["prim_attention_step"].signature.parameters, args, strict=True))
+
+    def computed(**others: torch.Tensor) -> torch.Tensor:
+        given = {id(by_name[name]): x for name, x in others.items()}
+        return found.compute(*(given.get(id(x), x) for x in found.operands))
+
     wanted, written = method(**{**by_name, "k": token.clone(), "k_cache": (own := cache.clone()), "v_cache": values.clone()}), own
-    operands = list(found.operands)
-    operands[1], operands[3], operands[4] = token, cache, values.clone()
-    assert equal(found.compute(*operands), wanted) and torch.equal(cache, written)
-    for place, x in ((0, q), (1, k)):  # which a step would write over before it reads them
-        among = list(operands)
-        among[place] = cache.flatten()[: x.numel()].view(x.shape)
+    assert equal(computed(k=token, k_cache=cache, v_cache=values.clone()), wanted) and torch.equal(cache, written)
+    for name, x in (("q", q), ("k", k)):  # which a step would write over before it reads them
+        among = {"k": token, name: cache.flatten()[: x.numel()].view(x.shape)}
         with pytest.raises(ArgumentError):
-            found.compute(*among)
+            computed(k_cache=cache, v_cache=values.clone(), **among)

@@ -19,7 +19,7 @@ from fusible.pytorch.engine import executors
 from fusible.pytorch.engine import replay as replaying
 from fusible.pytorch.engine.executors import EagerExecutor
 from fusible.pytorch.engine.listing import Listing
-from fusible.pytorch.engine.replay import Step, last_uses
+from fusible.pytorch.engine.steps import Step, last_uses
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 from fusible.tex.backends.cpu import layouts
 
@@ -379,7 +379,7 @@ def test_a_pass_is_specialized_where_its_backends_say_how() -> None:
 
 
 def test_what_only_the_method_would_take_goes_where_it_came() -> None:
-    steps = [Step(list, (0,), 1, (("[0]", 2), ("[1]", 3))), Step(abs, (2,), 4, specialized=(abs, (1,)))]
+    steps = [Step(list, (0,), 1, (("[0]", 2), ("[1]", 3))), Step(abs, (2,), 4, specialized=Step(abs, (1,), 4))]
     assert [sorted(ends) for ends in last_uses(steps, {4})] == [[0, 1, 3], [2]]
     specialized = [step.as_specialized() for step in steps]
     assert [sorted(ends) for ends in last_uses(specialized, {4})] == [[0, 2, 3], [1]]
@@ -397,7 +397,7 @@ def test_the_lines_of_a_replay_are_there_for_tracebacks_as_long_as_it_is() -> No
     assert replay is not None
     with pytest.raises(ValueError, match="nothing") as caught:
         replay.run([torch.zeros(2)])
-    frame = next(entry.frame for entry in caught.traceback if "replay.py: pass" in entry.frame.code.raw.co_filename)
+    frame = next(entry.frame for entry in caught.traceback if "steps.py: pass" in entry.frame.code.raw.co_filename)
     file = frame.code.raw.co_filename
     assert "v1 = c0(v0)" in "".join(linecache.getlines(file))
     del replay, caught, frame

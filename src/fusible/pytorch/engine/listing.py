@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from fusible import nvte, tex
-from fusible.pytorch.engine.replay import Replay, Step, layout_of
+from fusible.pytorch.engine.replay import Replay, layout_of
+from fusible.pytorch.engine.steps import Step
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, Quantizer
 from fusible.tex.interface.specialize import specialize
 
@@ -114,21 +115,22 @@ class Listing:
         if call.kwargs:
             self._steps.append(Step(partial(call.method, **call.kwargs), sources, self._new(call.result)))
         else:
-            specialized = self._specialized(call) if self._layout is not None else None
-            self._steps.append(Step(call.method, sources, self._new(call.result), specialized=specialized))
+            target = self._new(call.result)
+            specialized = self._specialized(call, target) if self._layout is not None else None
+            self._steps.append(Step(call.method, sources, target, specialized=specialized))
         for arg, source in zip(call.args, sources, strict=True):
             if isinstance(arg, Float8Quantizer) and arg.amax is not None:
                 self._steps.append(Step(attrgetter("amax"), (source,), self._new(arg.amax)))
         self._reach(step, call.result)
 
-    def _specialized(self, call: tex.RecordedCall) -> tuple[Callable[..., Any], tuple[int, ...]] | None:
-        """What may be called instead, and the places of its operands; None where it takes what the pass does not have."""
+    def _specialized(self, call: tex.RecordedCall, target: int) -> Step | None:
+        """What may be called instead; None where it takes what the pass does not have."""
         found = specialize(call.method, call.args)
         if found is None or not all(
             id(value) in self._places or id(value) in self._parts_of or isinstance(value, _CONSTANTS) for value in found.operands
         ):
             return None
-        return found.compute, tuple(self._place(operand) for operand in found.operands)
+        return Step(found.compute, tuple(self._place(operand) for operand in found.operands), target, kernels=found.kernels)
 
     def _reach(self, step: int, result: Any, path: str = "") -> None:
         """Register the tensors inside a result, by what is written after it to get them: they get a place of their own when they are asked for."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +60,12 @@ def set_defaults(call: Any, signature: inspect.Signature) -> None:
     call.__kwdefaults__ = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty} or None
 
 
-def compiled(source: str, file: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """What ``source`` defines as ``name``, with ``names`` for its globals. A traceback shows its lines as those of ``file``."""
-    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+def compiled(source: str, file: str, name: str, names: dict[str, Any], *, passing: bool = False) -> Callable[..., Any]:
+    """What ``source`` defines as ``name``, with ``names`` for its globals. A traceback shows its lines as those of ``file``; where the function is a
+    ``passing`` one, they go with it."""
     exec(compile(source, file, "exec"), names)
-    return names[name]
+    function = names.pop(name)
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    if passing:
+        weakref.finalize(function, linecache.cache.pop, file, None).atexit = False
+    return function

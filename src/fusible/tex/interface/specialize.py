@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fusible.errors import check_callable
 from fusible.tex.interface.declare import DECLARATIONS, CallArguments
+from fusible.tex.interface.kernel_calls import KernelCalls
 
 __all__ = ["SpecializedCall", "specialize", "specialized_by"]
 
@@ -23,10 +24,14 @@ class SpecializedCall(NamedTuple):
 
     ``operands``: arguments of the call, or tensors within its quantized ones. ``compute`` itself keeps none of them, and touches no memory but theirs
     whatever they are: its caller compares how the inputs of a whole pass lie, not each operand. It runs where autograd records nothing.
+
+    ``kernels``: what ``compute`` does as calls of native kernels, where it is no more than that, and the operands that it writes to share their
+    memory with no other.
     """
 
     compute: Callable[..., Any]
     operands: tuple[Any, ...]
+    kernels: KernelCalls | None = None
 
 
 def specialized_by(how: Callable[[Any, CallArguments], SpecializedCall | None]) -> Callable[[F], F]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.activations import native_options
+from fusible.tex.activations import GATES, native_options
+from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
+from fusible.tex.backends.cpu.kernel_calls import specialized
 from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.activation import GatedActivations, elementwise
 from fusible.tex.calls.checks import check_gradient, check_width_even
-from fusible.tex.interface.declare import CallArguments
+from fusible.tex.interface.declare import CallArguments, inherited
+from fusible.tex.interface.kernel_calls import Room
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import QuantizerLike
 
@@ -27,14 +30,8 @@ def _forward(name: str) -> Callable[..., Any]:
     def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
         if call.quantizer is not None or not as_read(call.input):
             return None
-        kernel, dtype = native.activation, call.input.dtype
-
-        def compute(x: Tensor) -> Tensor:
-            y = torch.empty_like(x)
-            kernel(name, x, y, dtype)
-            return y
-
-        return SpecializedCall(compute, (call.input,))
+        y = _room_like(call.input)
+        return specialized(y, kernel_call("activation", name=name, src=call.input, dst=y, dtype=y.dtype))
 
     @specialized_by(specialize)
     def forward(self: Any, input: Any, quantizer: QuantizerLike | None) -> Any:
@@ -48,14 +45,8 @@ def _backward(name: str) -> Callable[..., Any]:
     def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
         if call.quantizer is not None or not as_read(call.grad, call.fwd_input):
             return None
-        kernel, dtype = native.activation_backward, call.fwd_input.dtype
-
-        def compute(grad: Tensor, x: Tensor) -> Tensor:
-            dx = torch.empty_like(x)
-            kernel(name, grad, x, dx, dtype)
-            return dx
-
-        return SpecializedCall(compute, (call.grad, call.fwd_input))
+        dx = _room_like(call.fwd_input)
+        return specialized(dx, kernel_call("activation_backward", name=name, grad=call.grad, src=call.fwd_input, dst=dx, dtype=dx.dtype))
 
     @specialized_by(specialize)
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> Any:
@@ -71,14 +62,18 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
         grad, x = call.grad, call.fwd_input
         if call.quantizer is not None or not as_read(grad, x) or grad.dtype is not x.dtype:
             return None
-        kernel, dtype, width, in_fp32 = native.activation_backward, x.dtype, x.shape[-1], x.dtype is torch.float32
+        sums, dx = Room(torch.float32, (x.shape[-1],)), _room_like(x)
+        gradient = kernel_call("activation_backward", name=name, grad=grad, src=x, dst=dx, dtype=dx.dtype, bias_grad=sums)
+        found = specialized([sums, dx], gradient)
+        if x.dtype is torch.float32:
+            return found
+        in_fp32, dtype = found.compute, x.dtype
 
         def compute(grad: Tensor, x: Tensor) -> list[Tensor]:
-            bias_grad, dx = torch.empty(width, dtype=torch.float32), torch.empty_like(x)
-            kernel(name, grad, x, dx, dtype, bias_grad=bias_grad)
-            return [bias_grad if in_fp32 else bias_grad.to(dtype), dx]
+            bias_grad, dx = in_fp32(grad, x)
+            return [bias_grad.to(dtype), dx]
 
-        return SpecializedCall(compute, (call.grad, call.fwd_input))
+        return SpecializedCall(compute, found.operands)
 
     @specialized_by(specialize)
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> list[Any]:
@@ -89,6 +84,33 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
         return [bias_grad if g.dtype is torch.float32 else bias_grad.to(g.dtype), dx]
 
     return backward
+
+
+def _room_like(x: Tensor) -> Room:
+    return Room(x.dtype, tuple(x.shape))
+
+
+def _gate(name: str, parameters: Sequence[str]) -> Callable[[Any, CallArguments], SpecializedCall | None]:
+    def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
+        x = call.input
+        if call.quantizer is not None or not as_read(x):
+            return None
+        y = Room(x.dtype, (*x.shape[:-1], x.shape[-1] // 2))
+        options = native_options(name, tuple(getattr(call, parameter) for parameter in parameters))
+        return specialized(y, kernel_call("gated_activation", name=name, src=x, dst=y, dtype=x.dtype, **options))
+
+    return specialize
+
+
+def _gate_gradient(name: str, parameters: Sequence[str]) -> Callable[[Any, CallArguments], SpecializedCall | None]:
+    def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
+        x = call.fwd_input
+        if call.quantizer is not None or not as_read(call.grad, x):
+            return None
+        dx, options = _room_like(x), native_options(name, tuple(getattr(call, parameter) for parameter in parameters))
+        return specialized(dx, kernel_call("gated_activation_backward", name=name, grad=call.grad, src=x, dst=dx, dtype=x.dtype, **options))
+
+    return specialize
 
 
 def _gated(x: Any, quantizer: QuantizerLike | None, name: str, **parameters: float) -> Any:
@@ -105,6 +127,15 @@ def _dgated(grad: Any, x: Any, quantizer: QuantizerLike | None, name: str, funct
     return produce(partial(native.gated_activation_backward, **parameters), (name, g, x), x.shape, x.dtype, quantizer)
 
 
+def _with_specialized_gates(cls: type[GatedActivations]) -> type[GatedActivations]:
+    for row in GATES:
+        parameters = [option.name for option in row.options]
+        for function, rule in ((row.name, _gate), (row.gradient, _gate_gradient)):
+            setattr(cls, function, specialized_by(rule(row.name, parameters))(inherited(getattr(cls, function))))
+    return cls
+
+
+@_with_specialized_gates
 @elementwise(_forward, _backward, _backward_with_bias)
 class ActivationKernels(GatedActivations):
     def gate(self, name: str, input: Any, quantizer: QuantizerLike | None, *options: float) -> Any:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
+from fusible.tex.backends.cpu.kernel_calls import specialized
 from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.backends.cpu.operands import int32
-from fusible.tex.backends.cpu.rope import rotate, rotated
+from fusible.tex.backends.cpu.rope import rotated
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
 from fusible.tex.calls.attention_layout import Layout, format_name
@@ -22,6 +24,7 @@ from fusible.tex.calls.kv_cache import check_cache_call, check_step, room_of_ste
 from fusible.tex.calls.memory_checks import check_no_inner_overlap, check_outputs_disjoint
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.declare import CallArguments, Request, by_name, inherited, requires
+from fusible.tex.interface.kernel_calls import Room
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import to_torch
 
@@ -63,24 +66,46 @@ _STEP = ("q", "k", "v", "k_cache", "v_cache", "cu_new_lens", "cu_cached_lens", "
 
 
 def _step_specialized(self: AttentionKernels, call: CallArguments) -> SpecializedCall | None:
-    operands = tuple(getattr(call, name) for name in _STEP)
+    given = {name: x for name in _STEP if (x := getattr(call, name)) is not None}
     indices = call.cu_new_lens, call.cu_cached_lens, call.page_table, call.start_positions
-    if not _lie_as_kernels_read(operands[:5]) or not as_read(*(x for x in (*indices, call.angles) if x is not None)):
+    if not _lie_as_kernels_read(tuple(given[name] for name in _STEP[:5])) or not as_read(*(x for x in (*indices, call.angles) if x is not None)):
         return None
     if any(x is not None and x.dtype is not torch.int32 for x in indices):
         return None
-    others = {name: value for name, value in vars(call).items() if name not in _STEP}
-    mask, sizes, interleaved = _mask_of_step(call, check_step(call)), (call.max_new_len, room_of_step(call)), call.interleaved
+    found = _step_as_data(call, (call.max_new_len, room_of_step(call)))
+    numbers = {name: number for name, x in given.items() for number, operand in enumerate(found.operands) if operand is x}
+    if len(numbers) < len(given):
+        return None
+    plain, others = found.compute, {name: value for name, value in vars(call).items() if name not in given}
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *read: Any) -> Tensor:
-        if not _lie_apart(q, k, v, keys, values):
-            return self.prim_attention_step(**dict(zip(_STEP, (q, k, v, keys, values, *read), strict=True)), **others)
-        lengths, cached, table, angles, starts = read
-        if angles is not None:
-            q, k = rotate((q, k), angles, interleaved, lengths, starts)
-        return _step(q, k, v, keys, values, lengths, cached, table, mask, sizes)
+    def compute(*operands: Tensor) -> Tensor:
+        by_name = {name: operands[number] for name, number in numbers.items()}
+        if _lie_apart(*(by_name[name] for name in _STEP[:5])):
+            return plain(*operands)
+        return self.prim_attention_step(**by_name, **others)
 
-    return SpecializedCall(compute, operands)
+    return found._replace(compute=compute)
+
+
+def _step_as_data(call: CallArguments, sizes: tuple[int, int]) -> SpecializedCall:
+    lengths, cached, table = call.cu_new_lens, call.cu_cached_lens, call.page_table
+    q, k, turned = call.q, call.k, []
+    if call.angles is not None:
+        q, k = Room(q.dtype, tuple(q.shape)), Room(k.dtype, tuple(k.shape))
+        how = {"sequence_first": False, "interleaved": call.interleaved, "backward": False, "start_positions": call.start_positions}
+        of = {"freqs": call.angles, "cu_seqlens": lengths}
+        turned = [kernel_call("rope", src=src, dst=dst, **how, **of) for src, dst in ((call.q, q), (call.k, k))]
+    kept = {"k_cache": call.k_cache, "v_cache": call.v_cache, "table": table, "new_lengths": lengths, "cached_lengths": cached, "paged": True}
+    out, stats, largest = (Room(dtype, (*q.shape[:2], n)) for dtype, n in ((q.dtype, call.v.shape[-1]), (torch.float32, 1), (torch.float32, 1)))
+    mask = dict(zip(_MASK, _mask_of_step(call, check_step(call)), strict=True))
+    lying = {"lengths_q": lengths, "lengths_kv": cached, "page_table_k": table, "page_table_v": table}
+    lying |= dict(zip(("max_seqlen_q", "max_seqlen_kv"), sizes, strict=True))
+    read = {"q": q, "k": call.k_cache, "v": call.v_cache, "out": out, "stats": stats, "largest": largest}
+    attended = [kernel_call("zero", dst=out), kernel_call("attention_forward", **read, **mask, **lying)]
+    return specialized(out, *turned, kernel_call("copy_to_cache", new_k=k, new_v=call.v, **kept), *attended)
+
+
+_MASK = ("scale", "causal", "causal_bottom_right", "window_left", "window_right", "window_bottom_right")
 
 
 def _mask_of_step(call: CallArguments, window: tuple[int, int]) -> _StepMask:

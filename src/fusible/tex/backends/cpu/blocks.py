@@ -10,6 +10,7 @@ import torch.distributed
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
 from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.scale_order import swizzle, unswizzle
@@ -32,6 +33,7 @@ from fusible.tex.formats import (
 )
 from fusible.tex.formats.block_reading import BlockReader, Codes
 from fusible.tex.formulas.nvfp4 import largest_value
+from fusible.tex.interface.kernel_calls import KernelCall, Part, Room, part_of
 from fusible.tex.protocol import fp8_format, outer, process_group
 
 __all__ = [
@@ -62,22 +64,25 @@ class BlockKernels(NamedTuple):
 
     ``encode(x, quantizer, buffers)``: fill the buffers, scales in the order of their blocks; None where torch's is as good.
     ``decode(x, way, scales, values)``: fill ``values``, of the stored shape of a copy, and say whether bf16 holds every one of them and no product
-    of two is subnormal or infinite. ``of_amax(x)``: what makes of a copy's amaxes by what its values are still to be multiplied, fp32, one or one for
-    each line; None where there is nothing. ``transform(x, way)``: the matrix by which lines were multiplied in groups, or None.
+    of two is subnormal or infinite. ``largest(x)``: by what a copy's amaxes, one or one for each line, are divided (in fp32) to give what its values
+    are still to be multiplied by; None where there is nothing. ``transform(x, way)``: the matrix by which lines were multiplied in groups, or None.
     ``takes(quantizer)``: whether the kernels have its options. ``never(scales)``: whether bf16 cannot hold values of these scales, so that nobody
     asks for them.
     """
 
     encode: Callable[[Tensor, Any, Buffers], None] | None
     decode: Callable[[Any, str, Tensor, Tensor], bool]
-    of_amax: Callable[[Any], Callable[[Tensor], Tensor]] | None = None
+    largest: Callable[[Any], float] | None = None
     transform: Callable[[Any, str], Tensor | None] = _none
     takes: Callable[[Any], bool] = lambda quantizer: True
     never: Callable[[Tensor], bool] = lambda scales: False
 
     def factor(self, x: Any, way: str) -> Tensor | None:
         """By what the values of a copy are still to be multiplied."""
-        return None if self.of_amax is None else self.of_amax(x)(getattr(x, f"_amax_{way}"))
+        if self.largest is None:
+            return None
+        amax: Tensor = getattr(x, f"_amax_{way}")
+        return amax / torch.full_like(amax, self.largest(x))
 
 
 class Operand(NamedTuple):
@@ -89,12 +94,16 @@ class Operand(NamedTuple):
 
 
 class StoredCodes(NamedTuple):
-    """``codes``, and what they are read of: ``read(*tensors)`` gives their data, scales and factor; None where the tensors are these. The last of
-    them is the copy's amax, or 1."""
+    """An operand of a product where it lies, for a kernel's call: data and scales are tensors or parts of such, transposed where ``turned``; the
+    factor of all is a number, a tensor of one, or what the calls ``before`` make."""
 
-    codes: Codes
-    tensors: tuple[Tensor, Tensor, Any]
-    read: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor, Any]] | None
+    data: Tensor | Part
+    turned: bool
+    dtype: torch.dtype | int
+    scales: Tensor | Part | None
+    tiled: bool
+    factor: Tensor | Room | float
+    before: tuple[KernelCall, ...] = ()
 
 
 def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
@@ -196,22 +205,24 @@ def codes_of_blocks(x: Any, way: str, undo: bool = False) -> Codes | None:
 
 
 def stored_codes(x: Any, way: str) -> StoredCodes | None:
-    """What a copy is read of at every call; None where it does not lie as it is read."""
+    """``codes_of_blocks`` where they lie; None where one of their tensors does not lie as it is read."""
     codes, form = codes_of_blocks(x, way), _form_of(x)
     data, scales = getattr(x, f"_{way}_data"), getattr(x, f"_{way}_scale_inv")
     if codes is None or form.is_swizzled(x) or not as_read(data, scales):
         return None
-    matrix, (lines, blocks), dtype = codes.data.shape, codes.scales.shape, codes.scales.dtype
-    of_amax = FORMATS[form].of_amax
-    factor_of = None if of_amax is None else of_amax(x)
-    amax = 1.0 if factor_of is None else getattr(x, f"_amax_{way}")
-    if factor_of is None and data.shape == matrix and scales.shape == codes.scales.shape and scales.dtype is dtype:
-        return StoredCodes(codes, (data, scales, amax), None)
-
-    def read(data: Tensor, scales: Tensor, amax: Any) -> tuple[Tensor, Tensor, Any]:
-        return data.view(matrix), scales[:lines, :blocks].contiguous().view(dtype), amax if factor_of is None else factor_of(amax)
-
-    return StoredCodes(codes, (data, scales, amax), read)
+    described = StoredCodes(
+        data if data.shape == codes.data.shape else part_of(data, codes.data),
+        codes.turned,
+        int(codes.dtype),
+        scales if scales.dtype is codes.scales.dtype else part_of(scales, scales.view(codes.scales.dtype)),
+        codes.tiled,
+        1.0,
+    )
+    largest = FORMATS[form].largest
+    if largest is None:
+        return described
+    amax, factor = getattr(x, f"_amax_{way}"), Room(torch.float32, (1,))
+    return described._replace(factor=factor, before=(kernel_call("quotient", src=amax, by=largest(x), dst=factor),)) if as_read(amax) else None
 
 
 def fails_to_cancel(a: Any, way_a: str, b: Any, way_b: str) -> bool:
@@ -288,11 +299,6 @@ def _decode_nvfp4(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
     return True
 
 
-def _factor_of_nvfp4(x: Any) -> Callable[[Tensor], Tensor]:
-    largest = largest_value(x)
-    return lambda amax: amax / torch.full_like(amax, largest)
-
-
 def _transform_of_nvfp4(x: Any, way: str) -> Tensor | None:
     quantizer = x._quantizer
     return _of_kernels(quantizer.rht_matrix) if way == "columnwise" and quantizer is not None and quantizer.with_rht else None
@@ -319,7 +325,7 @@ FORMATS: dict[Format, BlockKernels] = {
     NVFP4: BlockKernels(
         _encode_nvfp4,
         _decode_nvfp4,
-        _factor_of_nvfp4,
+        largest_value,
         _transform_of_nvfp4,
         lambda quantizer: not (quantizer.nvfp4_use_4over6 or quantizer.row_scaled_nvfp4),
     ),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.blocks import codes_of_blocks, fails_to_cancel, operand_of_blocks, stored_codes
+from fusible.tex.backends.cpu.blocks import StoredCodes, codes_of_blocks, fails_to_cancel, operand_of_blocks, stored_codes
+from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
+from fusible.tex.backends.cpu.kernel_calls import specialized
 from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor, sums_of_columns
@@ -19,6 +21,7 @@ from fusible.tex.enums import DType
 from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
 from fusible.tex.formats.block_reading import Codes
 from fusible.tex.interface.declare import CallArguments, Request, inherited, requires
+from fusible.tex.interface.kernel_calls import Room
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import to_torch
 
@@ -52,32 +55,18 @@ def _better_here(request: Request) -> str | None:
     return products_gain(request["A"], request["B"], is_plain)
 
 
-class _Stored(NamedTuple):
-    """An operand as the kernel takes it at every call: what it is read of (values, scales of blocks, factor), how that is turned into what the kernel
-    takes, where it is not so already, and what is the same each time."""
-
-    tensors: tuple[Tensor, Any, Any]
-    read: Callable[[Tensor, Any, Any], tuple[Tensor, Any, Any]] | None
-    transposed: bool
-    dtype: Any
-    tiled: bool = False
-
-
-def _stored(x: Any, transpose: bool, way: str) -> _Stored | None:
+def _stored(x: Any, transpose: bool, way: str) -> StoredCodes | None:
     """The operand ``x``, where it lies as it is read."""
     if as_read(x):
-        return _Stored((x, None, 1.0), None, transpose, x.dtype)
+        return StoredCodes(x, transpose, x.dtype, None, False, 1.0)
     if not is_quantized(x):
         return None
     if format_of(x).per_tensor:
         if x._data is None or not as_read(x._data, x._scale_inv):
             return None
-        return _Stored((x._data, None, x._scale_inv), None, transpose, int(x._fp8_dtype))
+        return StoredCodes(x._data, transpose, int(x._fp8_dtype), None, False, x._scale_inv)
     stored = stored_codes(x, way)
-    if stored is None:
-        return None
-    codes = stored.codes
-    return _Stored(stored.tensors, stored.read, transpose != codes.turned, int(codes.dtype), codes.tiled)
+    return None if stored is None else stored._replace(turned=transpose != stored.turned)
 
 
 def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | None:
@@ -93,24 +82,15 @@ def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | No
     left, right = _stored(call.B, call.transB, ways[1]), _stored(call.A, call.transA, ways[0])
     if left is None or right is None or left.tiled:
         return None
-    more = {"right_tiled": True} if right.tiled else {}
-    kernel = partial(native.gemm, **more, **({"gelu": _GELU} if call.gelu else {"beta": job.beta} if job.beta else {}))
-    shape, dtype = job.shape.output, job.dtype
-    pre_gelu_dtype = None if not call.gelu else to_torch(call.bias_type) if job.quantized and call.bias_type is not None else dtype
-    (of_a, read_a, turned_a, dtype_a, _), (of_b, read_b, turned_b, dtype_b, _) = left, right
-
-    def compute(a: Tensor, scales_a: Any, by_a: Any, b: Tensor, scales_b: Any, by_b: Any, bias: Tensor | None, D: Tensor | None) -> list[Any]:
-        if read_a is not None:
-            a, scales_a, by_a = read_a(a, scales_a, by_a)
-        if read_b is not None:
-            b, scales_b, by_b = read_b(b, scales_b, by_b)
-        result = torch.empty(shape, dtype=dtype) if D is None else D
-        pre = None if pre_gelu_dtype is None else torch.empty(shape, dtype=pre_gelu_dtype)
-        epilogue = {"bias": bias, "addend": D, "pre_gelu": pre, "left_scales": scales_a, "right_scales": scales_b}
-        kernel(a, turned_a, dtype_a, by_a, b, turned_b, dtype_b, by_b, result, dtype, **epilogue)
-        return [result, None, pre, None]
-
-    return SpecializedCall(compute, (*of_a, *of_b, call.bias, job.D))
+    result, pre = Room(job.dtype, job.shape.output) if job.D is None else job.D, None
+    if call.gelu:
+        pre = Room(to_torch(call.bias_type) if job.quantized and call.bias_type is not None else job.dtype, job.shape.output)
+    of_left = {"left": left.data, "left_transposed": left.turned, "left_dtype": left.dtype, "left_scale": left.factor, "left_scales": left.scales}
+    of_right = {"right": right.data, "right_transposed": right.turned, "right_dtype": right.dtype, "right_scale": right.factor}
+    of_right |= {"right_scales": right.scales, "right_tiled": right.tiled}
+    epilogue = {"bias": call.bias, "addend": job.D, "beta": job.beta, "gelu": _GELU if call.gelu else _NO_GELU, "pre_gelu": pre}
+    product = kernel_call("gemm", **of_left, **of_right, dst=result, dtype=job.dtype, **epilogue)
+    return specialized([result, None, pre, None], *left.before, *right.before, product)
 
 
 class GemmKernels(GemmBySteps):

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
+from fusible.tex.backends.cpu.kernel_calls import specialized
 from fusible.tex.backends.cpu.layouts import PLAIN, as_read
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.normalization import NormalizationBySteps, NormGradient, NormOutput
 from fusible.tex.interface.declare import CallArguments, inherited
+from fusible.tex.interface.kernel_calls import Room
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import outer, to_torch
 
@@ -25,61 +28,43 @@ def _writes_like(x: Tensor, call: CallArguments) -> bool:
 
 
 def _layernorm_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
-    if not _writes_like(call.input, call) or (call.bias is not None and not as_read(call.bias)):
-        return None
-    kernel, dtype, rows, eps, zero_centered = native.norm_fwd, call.input.dtype, outer(call.input.shape), call.eps, call.zero_centered_gamma
-
-    def compute(x: Tensor, gamma: Tensor, bias: Tensor | None) -> list[Any]:
-        y, mu = torch.empty_like(x), torch.empty(rows, dtype=torch.float32)
-        rsigma = torch.empty_like(mu)
-        kernel(x, gamma, bias, mu, rsigma, eps, zero_centered, y, dtype)
-        return [y, mu, rsigma]
-
-    return SpecializedCall(compute, (call.input, call.weight, call.bias))
+    return _norm(call, call.bias, Room(torch.float32, (outer(call.input.shape),))) if call.bias is None or as_read(call.bias) else None
 
 
 def _rmsnorm_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
-    if not _writes_like(call.input, call):
+    return _norm(call, None, None)
+
+
+def _norm(call: CallArguments, bias: Tensor | None, mu: Room | None) -> SpecializedCall | None:
+    x: Tensor = call.input
+    if not _writes_like(x, call):
         return None
-    kernel, dtype, rows, eps, zero_centered = native.norm_fwd, call.input.dtype, outer(call.input.shape), call.eps, call.zero_centered_gamma
-
-    def compute(x: Tensor, gamma: Tensor) -> list[Any]:
-        y, rsigma = torch.empty_like(x), torch.empty(rows, dtype=torch.float32)
-        kernel(x, gamma, None, None, rsigma, eps, zero_centered, y, dtype)
-        return [y, None, rsigma]
-
-    return SpecializedCall(compute, (call.input, call.weight))
+    y, rsigma = Room(x.dtype, tuple(x.shape)), Room(torch.float32, (outer(x.shape),))
+    options = {"eps": call.eps, "zero_centered_gamma": call.zero_centered_gamma, "dtype": x.dtype}
+    return specialized([y, mu, rsigma], kernel_call("norm_fwd", x=x, weight=call.weight, bias=bias, mu=mu, rsigma=rsigma, dst=y, **options))
 
 
 def _layernorm_gradient_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
-    operands = _gradient_operands(call, "dz", "x", "mu", "rsigma", "gamma")
-    kernel, zero_centered = native.norm_bwd, call.zero_centered_gamma
-
-    def compute(dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, add: Tensor | None = None) -> list[Any]:
-        dx, dgamma, dbeta = torch.empty_like(x), torch.empty_like(gamma), torch.empty_like(gamma)
-        kernel(dz.contiguous(), x, mu, rsigma, gamma, zero_centered, dx, dgamma, dbeta, add)
-        return [dx, dgamma, dbeta]
-
-    return SpecializedCall(compute, operands) if operands else None
+    return _norm_gradient(call, call.mu, Room(call.gamma.dtype, tuple(call.gamma.shape)))
 
 
 def _rmsnorm_gradient_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
-    operands = _gradient_operands(call, "dz", "x", "rsigma", "gamma")
-    kernel, zero_centered = native.norm_bwd, call.zero_centered_gamma
-
-    def compute(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, add: Tensor | None = None) -> list[Any]:
-        dx, dgamma = torch.empty_like(x), torch.empty_like(gamma)
-        kernel(dz.contiguous(), x, None, rsigma, gamma, zero_centered, dx, dgamma, None, add)
-        return [dx, dgamma]
-
-    return SpecializedCall(compute, operands) if operands else None
+    return _norm_gradient(call, None, None)
 
 
-def _gradient_operands(call: CallArguments, *names: str) -> tuple[Any, ...]:
-    """The arguments of these names, and ``add`` where the function has it; none where one of them is not read as it lies. The first, a gradient, may
-    be laid out otherwise, as that of a sum is."""
-    first, *operands = (getattr(call, name) for name in (*names, "add") if name != "add" or hasattr(call, "add"))
-    return (first, *operands) if type(first) in PLAIN and first.is_cpu and as_read(*operands) else ()
+def _norm_gradient(call: CallArguments, mu: Tensor | None, dbeta: Room | None) -> SpecializedCall | None:
+    """The gradient ``dz`` alone may be laid out otherwise than it is read, as that of a sum is."""
+    dz, x, gamma, add = call.dz, call.x, call.gamma, getattr(call, "add", None)
+    if type(dz) not in PLAIN or not dz.is_cpu or not as_read(x, call.rsigma, gamma, *(t for t in (mu, add) if t is not None)):
+        return None
+    dx, dgamma, lying = Room(x.dtype, tuple(x.shape)), Room(gamma.dtype, tuple(gamma.shape)), dz
+    copied = []
+    if not dz.is_contiguous():
+        lying = Room(dz.dtype, tuple(dz.shape))
+        copied = [kernel_call("copy", src=dz, dst=lying)]
+    written = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta, "zero_centered_gamma": call.zero_centered_gamma}
+    gradient = kernel_call("norm_bwd", dz=lying, x=x, mu=mu, rsigma=call.rsigma, weight=gamma, add=add, **written)
+    return specialized([dx, dgamma] if dbeta is None else [dx, dgamma, dbeta], *copied, gradient)
 
 
 class NormalizationKernels(NormalizationBySteps):

@@ -16,7 +16,7 @@ from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.rope import Rope
 
-__all__ = ["RopeKernels", "rotate", "rotated"]
+__all__ = ["RopeKernels", "rotated"]
 
 _SBHD, _THD = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_THD
 
@@ -37,14 +37,9 @@ def rotated(
     """Heads ``[t, heads, width]`` of the same packed sequences, all rotated as ``fused_rope_forward`` does; ``cu_seqlens`` is contiguous int32."""
     check_rope(parts[0], angles, _THD, cu_seqlens, 1, 0, function, torch.float32)
     start = None if start_positions is None else int32(starts_of(parts[0], start_positions, _THD, cu_seqlens), f"start_positions of {function}")
-    return rotate(parts, angles.contiguous(), interleaved, cu_seqlens, start)
-
-
-def rotate(parts: Sequence[Tensor], angles: Tensor, interleaved: bool, cu_seqlens: Tensor, start: Tensor | None) -> list[Tensor]:
-    """``rotated`` of what has been checked, and lies as the kernel reads it."""
-    found = [torch.empty(x.shape, dtype=x.dtype) for x in parts]
+    found, frequencies = [torch.empty(x.shape, dtype=x.dtype) for x in parts], angles.contiguous()
     for x, y in zip(parts, found, strict=True):
-        native.rope(x, y, angles, False, interleaved, False, start, cu_seqlens, 1, 0)
+        native.rope(x, y, frequencies, False, interleaved, False, start, cu_seqlens, 1, 0)
     return found
 
 

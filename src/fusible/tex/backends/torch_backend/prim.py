@@ -15,18 +15,63 @@ from fusible.tex.backends.torch_backend.random import words
 from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.formulas.prim import PrimFormulas
 from fusible.tex.interface.arguments import DTypeLike
+from fusible.tex.interface.declare import CallArguments, inherited
+from fusible.tex.interface.kernel_calls import KernelCall, Part, Room, as_data, part_of
+from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import accumulator, to_torch
 
 __all__ = ["PrimKernels"]
 
 
+def _views(x: Tensor) -> bool:
+    return type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and x.numel() > 0
+
+
+def _part_of(x: Tensor, *views: Tensor) -> list[Part] | None:
+    """Each of ``views`` as a part of ``x``; None where one does not lie in its memory, as what was copied."""
+    memory = x.untyped_storage().data_ptr()
+    return [part_of(x, view) for view in views] if all(view.untyped_storage().data_ptr() == memory for view in views) else None
+
+
+def _reshape_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
+    x, shape = call.x, tuple(call.shape)
+    found = _part_of(x, x.reshape(shape)) if _views(x) else None
+    return None if found is None else SpecializedCall(lambda x: x.reshape(shape), *as_data((), found[0]))
+
+
+def _split_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
+    x, sizes, dim = call.x, list(call.sizes), call.dim
+    found = _part_of(x, *x.split(sizes, dim)) if _views(x) else None
+    return None if found is None else SpecializedCall(lambda x: list(x.split(sizes, dim)), *as_data((), found))
+
+
+def _cast_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
+    """Of what is of that dtype."""
+    x = call.x
+    return SpecializedCall(lambda x: x, *as_data((), x)) if _views(x) and x.dtype is to_torch(call.dtype) else None
+
+
+def _copy_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
+    x = call.x
+    if not _views(x):
+        return None
+    y = Room(x.dtype, tuple(x.shape))
+    copied = as_data([KernelCall("copy", {"src": x, "dst": y})], y)
+    return SpecializedCall(lambda x: x.clone(memory_format=torch.contiguous_format), *copied)
+
+
 class PrimKernels(TorchKernels, PrimFormulas):
+    prim_reshape = specialized_by(_reshape_specialized)(inherited(PrimFormulas.prim_reshape))
+    prim_split = specialized_by(_split_specialized)(inherited(PrimFormulas.prim_split))
+    prim_copy = specialized_by(_copy_specialized)(inherited(PrimFormulas.prim_copy))
+
     def prim_add(self, a: Tensor, b: Tensor, dtype: DTypeLike | None = None) -> Any:
         target = a.dtype if dtype is None else to_torch(dtype)
         if a.dtype is b.dtype is target:
             return torch.add(a, b)
         return torch.add(wide(a), b).to(target)
 
+    @specialized_by(_cast_specialized)
     def prim_cast(self, x: Tensor, dtype: DTypeLike) -> Any:
         if x.is_complex():  # of which torch would drop the imaginary part
             raise DTypeError(expected("real numbers", of="x of cast", got=x.dtype, do="pass x.real"))
