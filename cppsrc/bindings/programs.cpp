@@ -168,6 +168,19 @@ void quotient(const TensorView& src, float by, const TensorView& dst) {
     for (std::int64_t i = 0; i < src.numel(); ++i) dst.as<float>()[i] = src.as<const float>()[i] / by;
 }
 
+/// ``dst``, of bfloat16, is ``src``, of float32, rounded to nearest even; a NaN stays one.
+void round(const TensorView& src, const TensorView& dst) {
+    check_numel(dst, "dst", src.numel());
+    check_dtype(src, "src", src.dtype == DType::Float32, "float32");
+    check_dtype(dst, "dst", dst.dtype == DType::BFloat16, "bfloat16");
+    for (std::int64_t i = 0; i < src.numel(); ++i) {
+        std::uint32_t bits;
+        std::memcpy(&bits, src.as<const float>() + i, sizeof bits);
+        const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        dst.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(nan ? 0x7fc0u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    }
+}
+
 void zero(const TensorView& dst) { std::memset(dst.data, 0, static_cast<std::size_t>(dst.numel()) * size_of(dst.dtype)); }
 
 }  // namespace
@@ -177,6 +190,7 @@ void bind_programs(pybind11::module_& m) {
     compiled::offer("copy", copy, arg("src"), arg("dst"));
     program::offer("copy", copy, reads<1>, arg("src"), arg("dst"));
     program::offer("quotient", quotient, reads<1>, arg("src"), arg("by"), arg("dst"));
+    program::offer("round", round, reads<1>, arg("src"), arg("dst"));
     program::offer("zero", zero, reads<>, arg("dst"));
     m.def("program", make_program, arg("tensors"), arg("values"), arg("calls"));
 }

@@ -29,6 +29,9 @@ bool turns(const Product& p) {
     return (few || large) && p.n >= std::min(p.m, kTurnedMinN);
 }
 
+/// Rows of A from which packing B costs less than reading it at a row's speed: tiles take sixteen rows at once.
+std::int64_t most_few_rows(const Product& p) { return p.kernels.reads_tiles ? kMaxFewTiledRows : kMaxFewRows; }
+
 /// NC of a task: for wide results such that each thread has as many tasks as the others.
 std::int64_t turned_nc(const Product& p) {
     if (!is_wide(p.epilogue.out.kind)) return cast::kTile;
@@ -64,7 +67,7 @@ std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes) {
 Plan plan_for(const Product& p) {
     if (p.codes != nullptr) return {Schedule::FewCodes, p.m, kFewRowsCols, p.k};
     if (p.b.transposed && !p.a.transposed) {
-        if (p.m <= kMaxFewRows) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
+        if (p.m <= most_few_rows(p)) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
         if (!p.kernels.reads_tiles && p.scaling != Scaling::OfSums && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
     }
     const std::int64_t nr = p.kernels.nr;

@@ -122,3 +122,15 @@ def test_a_kernels_own_refusal_names_its_argument() -> None:
     odd = (0, 0, int(DType.kInt32), [2, 4], [4, 1])
     with pytest.raises(DTypeError, match="src"):
         native.program(2, [odd, RESULT], [RELU])([torch.ones(2, 4, dtype=torch.int32), torch.empty(2, 4)])
+
+
+def test_round_is_torchs() -> None:
+    bits = torch.randint(-(2**31), 2**31 - 1, (4096,), dtype=torch.int64, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    edges = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1 + 2**-8, 1 + 3 * 2**-8, 3.3895e38, 1e-40, torch.nan])
+    x = torch.cat((bits.view(torch.float32), edges))
+    out = torch.empty(x.shape, dtype=torch.bfloat16)
+    values = [(0, 0, FP32, [x.numel()], [1]), (1, 0, int(DType.kBFloat16), [x.numel()], [1])]
+    assert native.program(2, values, [("round", {}, {"src": 0, "dst": 1})])([x, out])
+    wanted = x.to(torch.bfloat16)
+    numbers = ~wanted.isnan()
+    assert torch.equal(out.isnan(), ~numbers) and torch.equal(out[numbers].view(torch.int16), wanted[numbers].view(torch.int16))

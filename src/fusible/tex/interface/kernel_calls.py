@@ -53,8 +53,9 @@ class Part:
 
 
 class KernelCall(NamedTuple):
-    """``function(**arguments)``, one of ``fusible.cpp_extensions``; or ``copy(src, dst)`` in the order of src's elements, ``zero(dst)``, or
-    ``quotient(src, by, dst)`` in fp32. Those of its arguments that are tensors are operands, rooms or parts; the others are the same each time."""
+    """``function(**arguments)``, one of ``fusible.cpp_extensions``; or ``copy(src, dst)`` in the order of src's elements, ``zero(dst)``,
+    ``quotient(src, by, dst)`` in fp32, ``round(src, dst)`` of fp32 to bf16. Those of its arguments that are tensors are operands, rooms or parts; the
+    others are the same each time."""
 
     function: str
     arguments: Mapping[str, Any]

@@ -31,7 +31,7 @@ from fusible.tex.selection.registry import Decision, registry
 from fusible.tex.selection.scope import current_scope, here
 from fusible.tex.selection.taping import RecordedCall
 
-__all__ = ["Call", "dispatcher", "explain", "hand_over", "inner", "record", "recording_whole"]
+__all__ = ["Call", "dispatcher", "explain", "hand_over", "inner", "method_after", "record", "recording_whole", "successor"]
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,18 @@ def _request(declaration: Declaration, key: tuple[Any, ...]) -> Request:
     return Request(declaration.name, tuple(zip(declaration.asks, key, strict=True)))
 
 
-def _chosen(declaration: Declaration, key: tuple[Any, ...], arguments: dict[str, Any]) -> Callable[..., Any]:
-    """The method that serves calls of these kinds and sorts, of which this is the first. Raises unless they are what the declaration says: there may
-    be a backend that would compute something of others, such as dropout of integers, which gives integers."""
+def _chosen(declaration: Declaration, after: TEXBackendBase | None, key: tuple[Any, ...], arguments: dict[str, Any]) -> Callable[..., Any]:
+    """The method that serves calls of these kinds and sorts, of which this is the first; of a backend that comes ``after`` one, where that is given.
+    Raises unless they are what the declaration says: there may be a backend that would compute something of others, such as dropout of integers,
+    which gives integers."""
     check_layouts(declaration, arguments)
     if not declaration.unserved:
         check_integers(declaration, arguments)
     request = _request(declaration, kinds_in(declaration, key))
-    backend = registry.choose(request)
+    backend = registry.choose(request) if after is None else registry.choose_after(after, request)
     check_sorts(declaration, arguments)
     method = getattr(backend, request.function)
-    if not _recorders:
+    if not _recorders or after is not None:
         return method
     call = Call(request, backend.NAME)
 
@@ -176,8 +177,14 @@ def inner(function: str) -> Callable[..., Any]:
     return dispatcher(DECLARATIONS[function], hears=False)
 
 
-def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., Any]:
-    """The public function of ``declaration``. ``hears``: recorders of tex calls see its calls; not those that a backend makes inside another call."""
+def successor(function: str, backend: TEXBackendBase) -> Callable[..., Any]:
+    """``tex.<function>`` by the best backend after ``backend``: for a method that hands calls over often: it chooses once a kind."""
+    return dispatcher(DECLARATIONS[function], hears=False, after=backend)
+
+
+def dispatcher(declaration: Declaration, hears: bool = True, after: TEXBackendBase | None = None) -> Callable[..., Any]:
+    """The public function of ``declaration``, of the backends ``after`` one, where that is given. ``hears``: recorders of tex calls see its calls;
+    not those that a backend makes inside another call."""
     name = declaration.name.removeprefix("prim_")
     names: dict[str, Any] = {}
 
@@ -188,7 +195,7 @@ def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., An
     source = _source(declaration, name, bind, hears)
     make = compiled(source, f"{__file__}: the dispatcher of {declaration.name}", "_make", names)
     asked = partial(blame, declaration), partial(check_before, declaration), partial(check_length, declaration)
-    choose = partial(_chosen, declaration)
+    choose = partial(_chosen, declaration, after)
     call: Any = make(partial(key_maker, declaration), choose, here.get, current_scope, RecordedCall, registry.on_change, *asked)
     set_defaults(call, declaration.signature)
     call.__qualname__ = name
@@ -223,9 +230,15 @@ def hand_over(backend: TEXBackendBase, function: str, *args: Any, **kwargs: Any)
     A backend's method uses it to refuse a call for a value that its kinds do not show (a window, a probability), before it has written anything.
     Raises ``NotServedError`` where no other backend serves the call.
     """
+    return method_after(backend, function, *args, **kwargs)(*args, **kwargs)
+
+
+def method_after(backend: TEXBackendBase, function: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """The method that ``hand_over`` calls."""
     declaration = _declared(function, "hand_over")
     request = _request(declaration, _kinds(declaration, args, kwargs))
-    return getattr(registry.choose_after(backend, request), function)(*args, **kwargs)
+    found: Callable[..., Any] = getattr(registry.choose_after(backend, request), function)
+    return found
 
 
 @contextmanager

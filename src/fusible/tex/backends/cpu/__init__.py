@@ -21,6 +21,7 @@ from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.backends.cpu.rope import RopeKernels
 from fusible.tex.backends.cpu.softmax import SoftmaxKernels
+from fusible.tex.backends.cpu.sums import SumKernels
 from fusible.tex.enums import DType
 from fusible.tex.formats import format_named
 from fusible.tex.interface.activation import Activation
@@ -54,6 +55,7 @@ class CpuBackend(
     QuantizeKernels,
     RopeKernels,
     SoftmaxKernels,
+    SumKernels,
     TEXBackendBase,
 ):
     """C++ kernels for AVX2, AVX-512 and plain C++, chosen at run time."""

@@ -16,6 +16,7 @@ from fusible.tex.backends.cpu.kernel_calls import specialized
 from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
+from fusible.tex.backends.cpu.sums import rounded
 from fusible.tex.calls.activation import GatedActivations, elementwise
 from fusible.tex.calls.checks import check_gradient, check_width_even
 from fusible.tex.interface.declare import CallArguments, inherited
@@ -64,16 +65,8 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
             return None
         sums, dx = Room(torch.float32, (x.shape[-1],)), _room_like(x)
         gradient = kernel_call("activation_backward", name=name, grad=grad, src=x, dst=dx, dtype=dx.dtype, bias_grad=sums)
-        found = specialized([sums, dx], gradient)
-        if x.dtype is torch.float32:
-            return found
-        in_fp32, dtype = found.compute, x.dtype
-
-        def compute(grad: Tensor, x: Tensor) -> list[Tensor]:
-            bias_grad, dx = in_fp32(grad, x)
-            return [bias_grad.to(dtype), dx]
-
-        return SpecializedCall(compute, found.operands)
+        bias_grad = rounded(sums, x.dtype)
+        return None if bias_grad is None else specialized([bias_grad[0], dx], gradient, *bias_grad[1])
 
     @specialized_by(specialize)
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> list[Any]:

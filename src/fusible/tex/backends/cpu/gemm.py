@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import functools
+import inspect
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -10,25 +12,28 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.errors import NotServedError
 from fusible.tex.backends.cpu.blocks import StoredCodes, codes_of_blocks, fails_to_cancel, operand_of_blocks, stored_codes
+from fusible.tex.backends.cpu.kernel_calls import Value, native_program, specialized
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
-from fusible.tex.backends.cpu.kernel_calls import specialized
-from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.layouts import PLAIN, as_read
 from fusible.tex.backends.cpu.output import produce
-from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor, sums_of_columns
+from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
+from fusible.tex.backends.cpu.sums import sums_as_data, sums_of_columns
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.enums import DType
 from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
 from fusible.tex.formats.block_reading import Codes
-from fusible.tex.interface.declare import CallArguments, Request, inherited, requires
+from fusible.tex.interface.declare import DECLARATIONS, CallArguments, Request, handing_on, inherited, requires
 from fusible.tex.interface.kernel_calls import Room
-from fusible.tex.interface.specialize import SpecializedCall, specialized_by
+from fusible.tex.interface.specialize import SpecializedCall, specialize, specialized_by
 from fusible.tex.protocol import to_torch
+from fusible.tex.selection.dispatch import method_after, successor
 
 __all__ = ["GemmKernels", "products_gain"]
 
 _Job = GemmJob[torch.dtype]
-_BF16 = ("cpu", torch.bfloat16)
+_BF16, _FP32 = ("cpu", torch.bfloat16), ("cpu", torch.float32)
 _BF16_NAMES = (None, torch.bfloat16, DType.kBFloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
 
@@ -50,9 +55,21 @@ def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
 
 
 def _better_here(request: Request) -> str | None:
+    if request["A"] == request["B"] and request["A"] in _small_ones():
+        return None  # of the large ones are handed over
     gives_bf16 = request["D"] is None and request["output_dtype"] in _BF16_NAMES
     is_plain = gives_bf16 and request["bias"] in (None, _BF16) and not (request["gelu"] or request["transB"])
     return products_gain(request["A"], request["B"], is_plain)
+
+
+def _small_ones() -> tuple[tuple[str, torch.dtype], ...]:
+    """The kinds of both operands of which small products are done here, whose large ones torch does as fast or faster: measured of vectors of 64
+    bytes, bf16 on tiles."""
+    return {"amx": (_FP32, _BF16), "avx512bf16": (_FP32,), "avx512": (_FP32,)}.get(native.get_level(), ())
+
+
+_SMALL = {torch.float32: 2**13, torch.bfloat16: 2**16}
+"""Elements of the largest of a product's three matrices up to which it is small."""
 
 
 def _stored(x: Any, transpose: bool, way: str) -> StoredCodes | None:
@@ -69,12 +86,30 @@ def _stored(x: Any, transpose: bool, way: str) -> StoredCodes | None:
     return None if stored is None else stored._replace(turned=transpose != stored.turned)
 
 
+def _specialized_elsewhere(self: GemmKernels, call: CallArguments) -> SpecializedCall | None:
+    arguments, sums = tuple(vars(call).values()), call.grad and call.bias is not None
+    given = _without_bias(arguments) if sums else arguments
+    found = specialize(method_after(self, "generic_gemm", *given), given)  # type: ignore[arg-type]
+    place = None if found is None else next((place for place, x in enumerate(found.operands) if x is call.B), None)
+    if found is None or not sums or place is None:
+        return found if not sums else None
+    multiply = found.compute
+
+    def compute(*operands: Any) -> list[Any]:
+        result, _, *rest = multiply(*operands)
+        return [result, _row_sum(operands[place], result.dtype), *rest]
+
+    return SpecializedCall(compute, found.operands)
+
+
 def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | None:
-    """Of a product that is alone, or goes with a bias, a GELU, or what it is added to."""
+    """Of a product that is alone, or goes with a bias, a GELU, or what it is added to; of one that is handed over, what it comes to there."""
+    if self._leaves(call.A, call.transA, call.B, call.transB, call.D, call.output_dtype, call.bias, call.gelu):
+        return _specialized_elsewhere(self, call)
     ways = WAYS[not call.transA], WAYS[call.transB]
     if any(x is not None for x in (call.quantizer, call.comm_overlap, call.extra_output)) or fails_to_cancel(call.A, ways[0], call.B, ways[1]):
         return None
-    if not all(x is None or as_read(x) for x in (call.bias, call.D)) or (call.grad and (call.gelu or call.bias is not None)):
+    if not all(x is None or as_read(x) for x in (call.bias, call.D)) or (call.grad and call.gelu):
         return None
     job = self._gemm_types.check(call.A, call.transA, call.B, call.transB, call.D, None, call.output_dtype, call.accumulate, call.alpha, call.beta)
     if job.shape.empty or job.alpha != 1.0 or (job.D is not None and call.gelu):
@@ -88,14 +123,109 @@ def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | No
     of_left = {"left": left.data, "left_transposed": left.turned, "left_dtype": left.dtype, "left_scale": left.factor, "left_scales": left.scales}
     of_right = {"right": right.data, "right_transposed": right.turned, "right_dtype": right.dtype, "right_scale": right.factor}
     of_right |= {"right_scales": right.scales, "right_tiled": right.tiled}
-    epilogue = {"bias": call.bias, "addend": job.D, "beta": job.beta, "gelu": _GELU if call.gelu else _NO_GELU, "pre_gelu": pre}
+    epilogue = {
+        "bias": None if call.grad else call.bias,
+        "addend": job.D,
+        "beta": job.beta,
+        "gelu": _GELU if call.gelu else _NO_GELU,
+        "pre_gelu": pre,
+    }
     product = kernel_call("gemm", **of_left, **of_right, dst=result, dtype=job.dtype, **epilogue)
-    return specialized([result, None, pre, None], *left.before, *right.before, product)
+    if not call.grad or call.bias is None:
+        return specialized([result, None, pre, None], *left.before, *right.before, product)
+    summed = sums_as_data(call.B, job.dtype)
+    return None if summed is None else specialized([result, summed[0], pre, None], *left.before, *right.before, product, *summed[1])
+
+
+_PARAMETERS = tuple(DECLARATIONS["generic_gemm"].signature.parameters)
+_OWN_PARAMETERS = tuple(inspect.signature(GemmBySteps.generic_gemm).parameters)[1:]
+
+
+_OF_BIAS_GRADIENT = tuple(_PARAMETERS.index(name) for name in ("B", "bias", "grad"))
+
+
+@functools.lru_cache(maxsize=256)
+def _small_product(
+    dtype: torch.dtype, transA: bool, transB: bool, rows: int, columns: int, depth: int, has_bias: bool
+) -> Callable[[Tensor, Tensor, Tensor | None], list[Any]]:
+    """``[D, None, None, None]`` of ``(A, B, bias)``, contiguous matrices of these sizes; and a bias, where there is one."""
+    shapes = [(columns, depth) if transA else (depth, columns), (depth, rows) if transB else (rows, depth), (rows, columns)]
+    values: list[Value] = [(number, 0, dtype, shape, (shape[1], 1)) for number, shape in enumerate(shapes)]
+    kinds = {"left_transposed": transB, "left_dtype": dtype, "left_scale": 1.0, "right_transposed": transA, "right_dtype": dtype, "right_scale": 1.0}
+    places = {"right": 0, "left": 1, "dst": 2}
+    if has_bias:
+        values.append((3, 0, dtype, (columns,), (1,)))
+        places["bias"] = 3
+    run, shape, empty = native_program(len(values), values, [("gemm", kinds | {"dtype": dtype}, places)]), shapes[2], torch.empty
+
+    def multiply(A: Tensor, B: Tensor, bias: Tensor | None) -> list[Any]:
+        result = empty(shape, dtype=dtype)
+        if not run([A, B, result] if bias is None else [A, B, result, bias]):  # of numbers that are negated in word only
+            run([x.resolve_neg() for x in ((A, B, result) if bias is None else (A, B, result, bias))])
+        return [result, None, None, None]
+
+    return multiply
+
+
+def _without_bias(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if name == "bias" else value for name, value in zip(_PARAMETERS, arguments, strict=True))
 
 
 class GemmKernels(GemmBySteps):
     _gemm_types = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
-    generic_gemm = specialized_by(_specialized)(requires(_better_here)(inherited(GemmBySteps.generic_gemm)))
+    _own_gemm = inherited(GemmBySteps.generic_gemm)
+    _choice = (
+        f"self._other_gemm({', '.join(_PARAMETERS)}) if self._leaves(A, transA, B, transB, D, output_dtype, bias, gelu) "
+        f"else self._own_gemm({', '.join(_OWN_PARAMETERS)})"
+    )
+    generic_gemm = specialized_by(_specialized)(requires(_better_here)(handing_on("generic_gemm", _choice)))
+
+    def _leaves(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any, bias: Any, gelu: bool) -> bool:
+        """Whether a product of unquantized operands is one that torch does as fast: a large one, but of a single row, whose matrix is read once."""
+        plain = A.__class__ in PLAIN and B.__class__ in PLAIN
+        if not plain and (is_quantized(A) or is_quantized(B)):
+            return False
+        dtype = A.dtype
+        if B.dtype is not dtype or dtype not in _SMALL:
+            return False
+        if dtype is torch.bfloat16:
+            alone = D is None and not gelu and not transB and output_dtype in _BF16_NAMES and (bias is None or bias.dtype is dtype)
+            if not alone or native.get_level() != "amx":
+                return False
+        of_a, of_b = A.numel(), B.numel()
+        if not (plain and of_a and of_b and A.dim() > 1):
+            return True
+        depth = A.shape[-1] if transA else of_a // A.shape[-1]
+        columns, rows = of_a // depth, of_b // depth
+        return max(of_a, of_b, columns * rows) > _SMALL[dtype] and not (dtype is torch.bfloat16 and rows == 1 and transA)
+
+    def _plain_gemm(
+        self, A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
+    ) -> Callable[[Tensor, Tensor, Any], list[Any]] | None:
+        """A small product of two matrices as they lie, by a program made for such: half of what checks, choices and a function's call take."""
+        if gelu or (grad and bias is not None) or not as_read(A, B) or A.dim() != 2 or B.dim() != 2:
+            return None
+        dtype = A.dtype
+        if dtype not in _SMALL or B.dtype is not dtype:
+            return None
+        if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
+            return None
+        (depth, columns), (rows, depth_of_b) = A.shape[::-1] if transA else A.shape, B.shape[::-1] if transB else B.shape
+        if depth != depth_of_b or max(columns * depth, rows * depth, rows * columns) > _SMALL[dtype] or not (rows and columns and depth):
+            return None
+        if bias is not None and (not as_read(bias) or bias.dtype is not dtype or bias.shape != (columns,)):
+            return None
+        return _small_product(dtype, transA, transB, rows, columns, depth, bias is not None)
+
+    def _other_gemm(self, *arguments: Any) -> list[Any]:
+        """By the next backend, but for the gradient of a bias, whose sum has one order here; where there is none that may serve, here."""
+        B, bias, grad = (arguments[place] for place in _OF_BIAS_GRADIENT)
+        sums = grad and bias is not None
+        try:
+            found: list[Any] = _of_next(self)(*(_without_bias(arguments) if sums else arguments))
+            return [found[0], _row_sum(B, found[0].dtype), *found[2:]] if sums else found
+        except NotServedError:
+            return self._own_gemm(*(value for name, value in zip(_PARAMETERS, arguments, strict=True) if name in _OWN_PARAMETERS))
 
     def _gemm(self, job: _Job, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any, grad: bool) -> tuple[Any, Any, Any]:
         if grad:
@@ -111,6 +241,11 @@ class GemmKernels(GemmBySteps):
         if gelu:
             epilogue |= {"gelu": _GELU, "pre_gelu": pre_gelu}
         return _product(job, **epilogue), None, pre_gelu
+
+
+@functools.cache
+def _of_next(backend: GemmKernels) -> Callable[..., Any]:
+    return successor("generic_gemm", backend)  # type: ignore[arg-type]
 
 
 def _backward(job: _Job, bias: Any, gelu: bool, gelu_in: Any) -> tuple[Any, Tensor | None, None]:

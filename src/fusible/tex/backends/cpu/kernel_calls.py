@@ -91,7 +91,7 @@ def _quotient(src: Tensor, by: float, dst: Tensor) -> None:
     torch.div(src, torch.full_like(src, by), out=dst)
 
 
-_OWN = {"copy": _copy, "zero": _zero, "quotient": _quotient}
+_OWN = {"copy": _copy, "round": _copy, "zero": _zero, "quotient": _quotient}
 """What programs have in the place of torch."""
 
 

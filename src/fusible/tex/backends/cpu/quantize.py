@@ -13,6 +13,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.cpu.blocks import quantize_blocks, takes, values_of_blocks
+from fusible.tex.backends.cpu.sums import sums_of_columns
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.layout import check_disjoint
 from fusible.tex.factories import build_quantized
@@ -35,7 +36,7 @@ from fusible.tex.protocol import (
 )
 from fusible.tex.selection.dispatch import hand_over
 
-__all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "sums_of_columns", "write_delayed"]
+__all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "write_delayed"]
 
 _LARGEST = {dtype: np.float32(largest) for dtype, largest in FP8_MAX.items()}
 
@@ -80,16 +81,6 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
     def compute_amax(self, input: Tensor, amax: Tensor) -> None:
         check_amax_buffer(amax, "amax of compute_amax")
         native.amax(input.contiguous(), amax.view(1))
-
-
-def sums_of_columns(x: Tensor, out: Tensor | None = None) -> Tensor:
-    """``x`` summed over its rows in fp32. Of float32 by torch, as ``prim.row_sum`` has it, to whose bits passes are held; of 16 bits, several times
-    as fast as torch."""
-    if x.dtype is torch.float32:
-        return torch.sum(x.reshape(-1, x.shape[-1]), 0, out=out)
-    sums = torch.empty(x.shape[-1], dtype=torch.float32) if out is None else out
-    native.column_sums(x.contiguous(), sums)
-    return sums
 
 
 def _rowwise(x: Any) -> Tensor:
