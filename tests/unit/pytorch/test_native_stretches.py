@@ -82,6 +82,28 @@ def test_tokens_are_those_of_the_calls_one_by_one(recipe: str) -> None:
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(wanted, first, second, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_rows_are_no_rows(dtype: torch.dtype) -> None:
+    model = fusible.Sequential(fusible.LayerNorm(16), fusible.GELU(), fusible.RMSNorm(16), fusible.Linear(16, 8), fusible.SiLU()).to(dtype)
+    for _ in range(5):
+        x = torch.empty(0, 16, dtype=dtype, requires_grad=True)
+        y = model(x)
+        y.sum().backward()
+        assert y.shape == (0, 8) and x.grad is not None and x.grad.shape == (0, 16)
+        assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bool, torch.int16, torch.int64])
+def test_copies_of_what_kernels_do_not_read_are_torchs(dtype: torch.dtype) -> None:
+    x = torch.ones(4, 6, dtype=dtype)
+    steps = []
+    for target in (1, 2):
+        found = specialize(TORCH.prim_copy, (x,))
+        steps.append(Step(TORCH.prim_copy, (0,), target) if found is None else Step(found.compute, (0,), target, kernels=found.kernels))
+    first, second = written(with_native_stretches(steps, (1, 2)), {}, (0,), (1, 2))([x])
+    assert torch.equal(first, x) and torch.equal(second, x) and len({t.data_ptr() for t in (x, first, second)}) == 3
+
+
 def heard(method: Any, args: tuple[Any, ...], places: dict[int, int], target: int, parts: tuple[tuple[str, int], ...] = ()) -> Step:
     """The step of a call; ``places``: where its operands are, by identity."""
     found = specialize(method, args)

@@ -166,7 +166,7 @@ def _function(stretch: _Stretch, rooms: Sequence[Room], one_by_one: Run) -> Any:
         for function, arguments in step.kernels.calls if step.kernels is not None else ():
             places = {name: value_of(x, number) for name, x in arguments.items() if isinstance(x, (Operand, Part, Room))}
             calls.append((function, {name: x for name, x in arguments.items() if name not in places}, places))
-    empty, scratch = torch.empty, [partial(torch.empty, size, dtype=torch.uint8)] if size else []
+    empty, scratch = torch.empty, [partial(torch.empty, max(size, 1), dtype=torch.uint8)] if offsets else []
     program = native_program(len(stretch.given) + len(rooms) + len(scratch), list(values), calls)
     kinds = [(room.shape, room.dtype) for room in rooms]
 

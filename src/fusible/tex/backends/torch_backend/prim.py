@@ -51,9 +51,13 @@ def _cast_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
     return SpecializedCall(lambda x: x, *as_data((), x)) if _views(x) and x.dtype is to_torch(call.dtype) else None
 
 
+_COPIED = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""What native kernels pass on, and so copy."""
+
+
 def _copy_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
     x = call.x
-    if not _views(x):
+    if not _views(x) or x.dtype not in _COPIED:
         return None
     y = Room(x.dtype, tuple(x.shape))
     copied = as_data([KernelCall("copy", {"src": x, "dst": y})], y)
