@@ -34,8 +34,8 @@ struct Memory {
 };
 
 class Program {
-    /// A value: the number of a tensor, the byte of it at which the value begins, a number of DType, shape and strides.
-    using Value = std::tuple<int, std::int64_t, int, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+    /// A value: the number of a tensor, the byte of it at which the value begins, dtype, shape and strides.
+    using Value = std::tuple<int, std::int64_t, python::DTypeLike, std::vector<std::int64_t>, std::vector<std::int64_t>>;
     using Listed = std::tuple<std::string, py::dict, py::dict>;
 
   public:
@@ -73,13 +73,13 @@ class Program {
     }
 
   private:
-    void add(int tensor, std::int64_t offset, int dtype, const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
-        const bool fits = tensor >= 0 && tensor < static_cast<int>(given_.size()) && offset >= 0 && is_known(dtype) && shape.size() == strides.size() &&
+    void add(int tensor, std::int64_t offset, const python::DTypeLike& dtype, const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
+        const bool fits = tensor >= 0 && tensor < static_cast<int>(given_.size()) && offset >= 0 && shape.size() == strides.size() &&
                           shape.size() <= kMaxDims;
         if (!fits || std::any_of(strides.begin(), strides.end(), [](auto stride) { return stride < 0; }))
-            throw ArgumentError(expected("a tensor, a byte of it, a dtype, and as many strides as sizes", "values", "another", "describe the value"));
+            throw ArgumentError(expected("a tensor, a byte of it, and as many strides as sizes", "values", "another", "describe the value"));
         StridedView view;
-        view.dtype = static_cast<DType>(dtype);
+        view.dtype = fusible::arg<DType>::from(dtype, {2, "values"});
         view.ndim = static_cast<int>(shape.size());
         std::copy(shape.begin(), shape.end(), view.shape);
         std::copy(strides.begin(), strides.end(), view.strides);
@@ -120,7 +120,7 @@ class Program {
 };
 
 py::typing::Callable<bool(const py::list&)> make_program(int tensors, const py::list& values, const py::list& calls) {
-    using Values = std::vector<std::tuple<int, std::int64_t, int, std::vector<std::int64_t>, std::vector<std::int64_t>>>;
+    using Values = std::vector<std::tuple<int, std::int64_t, python::DTypeLike, std::vector<std::int64_t>, std::vector<std::int64_t>>>;
     using Calls = std::vector<std::tuple<std::string, py::dict, py::dict>>;
     if (tensors < 0) throw ArgumentError(expected("a number >= 0", "tensors", std::to_string(tensors), "pass how many there are"));
     const auto made = std::make_shared<const Program>(tensors, values.cast<Values>(), calls.cast<Calls>());

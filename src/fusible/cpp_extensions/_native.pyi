@@ -389,7 +389,7 @@ def program(  # pyright: ignore[reportUnknownParameterType]
 
     Args:
         tensors: how many a run is given: host memory that is read and written where it lies.
-        values: what calls read and write, each as ``(number of a tensor, byte at which it begins, number of its DType, shape, strides)``.
+        values: what calls read and write, each as ``(number of a tensor, byte at which it begins, dtype, shape, strides)``.
         calls: ``(name of a function, {parameter: what is the same each time}, {parameter: number of a value})``: of the functions of tensors here,
             and of ``copy(src, dst)``, whose ``src`` may have any strides, ``zero(dst)``, ``quotient(src, by, dst)``: ``src / by`` in float32,
             and ``round(src, dst)`` of float32 to bfloat16, to nearest even.

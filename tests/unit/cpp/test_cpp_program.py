@@ -83,7 +83,7 @@ def test_nothing_is_called_on_what_is_negated_in_word_only() -> None:
         (-1, [], [], ArgumentError, "tensors: expected a number >= 0, got -1"),
         (2, [(2, 0, FP32, [1], [1])], [], ArgumentError, "values"),
         (2, [(0, -4, FP32, [1], [1])], [], ArgumentError, "values"),
-        (2, [(0, 0, 99, [1], [1])], [], ArgumentError, "values"),
+        (2, [(0, 0, 99, [1], [1])], [], DTypeError, "values: expected a dtype, got 99"),
         (2, [(0, 0, FP32, [1], [1, 1])], [], ArgumentError, "values"),
         (2, [(0, 0, FP32, [2], [-1])], [], ArgumentError, "values"),
         (2, [(0, 0, FP32, [2**62, 4], [4, 1])], [], ShapeError, "2\\^63"),

@@ -13,6 +13,7 @@ import fusible
 from fusible import tex
 from fusible.cpp_extensions import available
 from fusible.errors import ArgumentError
+from fusible.models.held_formats import HELD_FORMATS
 from fusible.pytorch.engine import native_stretches
 from fusible.pytorch.engine.native_stretches import _arranged, _bytes_of, with_native_stretches
 from fusible.pytorch.engine.steps import Step, written
@@ -29,6 +30,7 @@ RECIPES: dict[str, Any] = {
     "mxfp8": fusible.MXFP8BlockScaling(),
     "squares": fusible.Float8BlockScaling(),
     "nvfp4": fusible.NVFP4BlockScaling(),
+    "mxfp4": HELD_FORMATS["mxfp4"],
 }
 
 

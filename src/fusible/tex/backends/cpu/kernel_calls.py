@@ -13,7 +13,6 @@ from fusible import cpp_extensions as native
 from fusible.tex.calls.call_text import compiled
 from fusible.tex.interface.kernel_calls import KernelCall, KernelCalls, Operand, Part, Room, as_data
 from fusible.tex.interface.specialize import SpecializedCall
-from fusible.tex.protocol import to_dtype
 
 __all__ = ["Value", "call", "native_program", "specialized"]
 
@@ -107,7 +106,5 @@ def native_program(
 
     A call: the function's name, what is the same each time, and the numbers of ``values``, by parameter.
     """
-    run: Callable[[list[Tensor]], bool] = native.program(
-        tensors, [(tensor, begin, int(to_dtype(dtype)), list(shape), list(strides)) for tensor, begin, dtype, shape, strides in values], list(calls)
-    )
+    run: Callable[[list[Tensor]], bool] = native.program(tensors, list(values), list(calls))
     return run
