@@ -42,6 +42,8 @@ def take_apart(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[
         names = _FLOAT8 if storage._transpose is None else _FLOAT8_BOTH
         leaves = [storage._data, storage._scale_inv] if storage._transpose is None else [storage._data, storage._scale_inv, storage._transpose]
         return leaves, StorageSpec(Float8TensorStorage, names, {"fp8_dtype": storage._fp8_dtype, "fake_dtype": storage._dtype})
+    if isinstance(storage, FieldStorage) and not storage._PARTS and type(storage).get_metadata is FieldStorage.get_metadata:
+        return _fields_of(storage)
     if not isinstance(storage, (FieldStorage, GroupedTensorStorage)):
         copied: Any = copy(storage)
         tensors, shell = copied.prepare_for_saving()
@@ -60,6 +62,24 @@ def take_apart(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[
         else:
             rest[name] = value
     return leaves, StorageSpec(type(storage), tuple(parts), rest)
+
+
+def _fields_of(storage: FieldStorage) -> tuple[list[Any], StorageSpec]:
+    """Of a storage of tensors alone, or of the tensor that has its fields: ``get_metadata``, sorted, without a dictionary of all."""
+    leaves: list[Any] = []
+    parts: list[tuple[str, None]] = []
+    rest: dict[str, Any] = {}
+    for name, attribute in storage._TENSORS.items():
+        value = getattr(storage, attribute)
+        if value is None:
+            rest[name] = None
+        else:
+            leaves.append(value)
+            parts.append((name, None))
+    for name in storage._OPTIONS:
+        rest[name] = getattr(storage, f"_{name}")
+    rest["quantizer"], rest["fake_dtype"] = storage._quantizer, storage._dtype
+    return leaves, StorageSpec(storage._STORAGE if isinstance(storage, QuantizedTensor) else type(storage), tuple(parts), rest)
 
 
 _FLOAT8: tuple[tuple[str, None], ...] = (("data", None), ("fp8_scale_inv", None))

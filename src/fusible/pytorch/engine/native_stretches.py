@@ -33,7 +33,7 @@ _LINE = 64
 
 def with_native_stretches(steps: Sequence[Step], outputs: Collection[int]) -> list[Step]:
     """``steps`` with one for each stretch of them that is native. ``outputs``: the places that are read after all."""
-    free = 1 + max((place for step in steps for place in (*step.sources, *step.places)), default=0)
+    free = 1 + max(place for step in steps for place in step.places)
     found: list[Step] = []
     begin = 0
     while begin < len(steps):

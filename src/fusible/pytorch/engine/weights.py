@@ -217,7 +217,7 @@ def _vouched(copy: WeightCopy, now: Fingerprint | None) -> bool:
 def _as_it_is(parameter: QuantizedTensor, type: Type) -> Tensor:
     """Its copies; of one scaled as a whole its rows, as a transposed copy may come and go, and the passes' programs are made for one or the other."""
     if not isinstance(parameter, Float8Tensor):
-        return Tensor(parameter.storage_without_autograd(), type)
+        return Tensor(parameter, type)
     if parameter._data is None:
         parameter.update_usage(rowwise_usage=True)
     fields = {"data": parameter._data, "fp8_scale_inv": parameter._scale_inv, "fp8_dtype": parameter._fp8_dtype, "fake_dtype": parameter._dtype}
