@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusible import cpp_extensions, tex
+from fusible.quantized import Float8CurrentScalingQuantizer
 from fusible.tex.backends.cpu import gemm as products
 
 pytestmark = pytest.mark.skipif(not cpp_extensions.available, reason="the native kernels are not built")
@@ -70,6 +71,27 @@ def test_a_product_is_the_product_whoever_computes_it(dtype: torch.dtype, transA
     assert torch.equal(sums, tex.prim.row_sum(b)), "the sum that goes with a product is that which stands alone"
 
 
+@pytest.mark.parametrize("sizes", [(16, 32, 48), (130, 140, 150)], ids=str)
+def test_the_gradient_of_a_bias_behind_a_gelu_is_the_sum_of_what_comes_of_it(sizes: tuple[int, int, int]) -> None:
+    a, b = operands(*sizes, False, False, torch.float32)
+    bias, before = torch.zeros(sizes[1]), torch.randn(sizes[0], sizes[1])
+    found, sums, *_ = gemm(a, False, b, False, grad=True, bias=bias, gelu=True, gelu_in=before)
+    with tex.set_backend("torch", strict=True):
+        wanted, of_wanted, *_ = gemm(a, False, b, False, grad=True, bias=bias, gelu=True, gelu_in=before)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums, of_wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(16, 32, 32), (128, 160, 128)], ids=str)
+def test_a_product_is_quantized_with_the_gradient_of_a_bias(sizes: tuple[int, int, int]) -> None:
+    a, b = operands(*sizes, False, False, torch.float32)
+    quantizer, bias = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3), torch.zeros(sizes[1])
+    found, sums, *_ = gemm(a, False, b, False, grad=True, bias=bias, quantizer=quantizer)
+    exact, most = bound(a, b, False, False, torch.float32)
+    assert ((tex.dequantize(found, torch.float32).double() - exact).abs() <= most + exact.abs() / 16 + exact.abs().max() / 448).all()
+    torch.testing.assert_close(sums.float(), b.sum(0), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_is_handed_over_by_the_largest_of_its_matrices(dtype: torch.dtype, handed_over: list[str]) -> None:
     if not few() or (dtype is torch.bfloat16 and cpp_extensions.get_level() != "amx"):
@@ -81,7 +103,8 @@ def test_a_product_is_handed_over_by_the_largest_of_its_matrices(dtype: torch.dt
         *((wide, 64, 16, False), (wide + 1, 64, 16, True), (wide, 16, 64, False), (wide + 1, 16, 64, True)),
     ):
         for transA, transB in LAYOUTS[:3]:
-            gemm(*(x for pair in zip(operands(rows, columns, depth, transA, transB, dtype), (transA, transB), strict=True) for x in pair))
+            a, b = operands(rows, columns, depth, transA, transB, dtype)
+            gemm(a, transA, b, transB)
             kernels_alone = dtype is torch.bfloat16 and transB  # which torch was never asked for
             assert bool(handed_over) is (large and not kernels_alone), (rows, columns, depth, transA, transB)
             handed_over.clear()

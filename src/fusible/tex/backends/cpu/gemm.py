@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
@@ -86,13 +86,21 @@ def _stored(x: Any, transpose: bool, way: str) -> StoredCodes | None:
     return None if stored is None else stored._replace(turned=transpose != stored.turned)
 
 
+def _sums_apart(given: Mapping[str, Any]) -> bool:
+    """Whether a product that is handed over goes with the sum of B's rows, the gradient of a bias: sums of rows have one order here, and are added up
+    here."""
+    return given["grad"] and given["bias"] is not None and not given["gelu"] and given["quantizer"] is None
+
+
 def _specialized_elsewhere(self: GemmKernels, call: CallArguments) -> SpecializedCall | None:
-    arguments, sums = tuple(vars(call).values()), call.grad and call.bias is not None
-    given = _without_bias(arguments) if sums else arguments
-    found = specialize(method_after(self, "generic_gemm", *given), given)  # type: ignore[arg-type]
-    place = None if found is None else next((place for place, x in enumerate(found.operands) if x is call.B), None)
-    if found is None or not sums or place is None:
-        return found if not sums else None
+    sums = _sums_apart(vars(call))
+    given = vars(call) | {"bias": None} if sums else vars(call)
+    found = specialize(method_after(self, "generic_gemm", **given), tuple(given.values()))  # type: ignore[arg-type]
+    if found is None or not sums:
+        return found
+    place = next((place for place, x in enumerate(found.operands) if x is call.B), None)
+    if place is None:
+        return None
     multiply = found.compute
 
     def compute(*operands: Any) -> list[Any]:
@@ -141,9 +149,6 @@ _PARAMETERS = tuple(DECLARATIONS["generic_gemm"].signature.parameters)
 _OWN_PARAMETERS = tuple(inspect.signature(GemmBySteps.generic_gemm).parameters)[1:]
 
 
-_OF_BIAS_GRADIENT = tuple(_PARAMETERS.index(name) for name in ("B", "bias", "grad"))
-
-
 @functools.lru_cache(maxsize=256)
 def _small_product(
     dtype: torch.dtype, transA: bool, transB: bool, rows: int, columns: int, depth: int, has_bias: bool
@@ -165,10 +170,6 @@ def _small_product(
         return [result, None, None, None]
 
     return multiply
-
-
-def _without_bias(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(None if name == "bias" else value for name, value in zip(_PARAMETERS, arguments, strict=True))
 
 
 class GemmKernels(GemmBySteps):
@@ -218,14 +219,14 @@ class GemmKernels(GemmBySteps):
         return _small_product(dtype, transA, transB, rows, columns, depth, bias is not None)
 
     def _other_gemm(self, *arguments: Any) -> list[Any]:
-        """By the next backend, but for the gradient of a bias, whose sum has one order here; where there is none that may serve, here."""
-        B, bias, grad = (arguments[place] for place in _OF_BIAS_GRADIENT)
-        sums = grad and bias is not None
+        """By the next backend; where there is none that may serve, here."""
+        given = dict(zip(_PARAMETERS, arguments, strict=True))
+        sums = _sums_apart(given)
         try:
-            found: list[Any] = _of_next(self)(*(_without_bias(arguments) if sums else arguments))
-            return [found[0], _row_sum(B, found[0].dtype), *found[2:]] if sums else found
+            found: list[Any] = _of_next(self)(**(given | {"bias": None} if sums else given))
         except NotServedError:
-            return self._own_gemm(*(value for name, value in zip(_PARAMETERS, arguments, strict=True) if name in _OWN_PARAMETERS))
+            return self._own_gemm(*(given[name] for name in _OWN_PARAMETERS))
+        return [found[0], _row_sum(given["B"], found[0].dtype), *found[2:]] if sums else found
 
     def _gemm(self, job: _Job, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any, grad: bool) -> tuple[Any, Any, Any]:
         if grad:
