@@ -139,8 +139,8 @@ def test_torch_export_itself_takes_a_model_in_high_precision(tmp_path: Path) -> 
 def test_torch_export_itself_keeps_operators_of_fusibles_for_8_bits(tmp_path: Path) -> None:
     small = from_pretrained(saved("llama", tmp_path), FORMATS["fp8"])
     with torch.no_grad():
-        program = torch.export.export(small, (drawn(2, 8),))
-        assert torch.equal(program.module()(drawn(2, 8)), small(drawn(2, 8)))
+        program, want = torch.export.export(small, (drawn(2, 8),)), small(drawn(2, 8))
+        torch.testing.assert_close(program.module()(drawn(2, 8)), want, rtol=0, atol=bound(want))  # small products are torch's there
     assert any("fusible" in str(node.target) for node in program.graph.nodes)
 
 

@@ -44,6 +44,8 @@ def take_apart(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[
         return leaves, StorageSpec(Float8TensorStorage, names, {"fp8_dtype": storage._fp8_dtype, "fake_dtype": storage._dtype})
     if isinstance(storage, FieldStorage) and not storage._PARTS and type(storage).get_metadata is FieldStorage.get_metadata:
         return _fields_of(storage)
+    if isinstance(storage, QuantizedTensor):
+        storage = storage.storage_without_autograd()
     if not isinstance(storage, (FieldStorage, GroupedTensorStorage)):
         copied: Any = copy(storage)
         tensors, shell = copied.prepare_for_saving()
