@@ -113,6 +113,18 @@ def rotated(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
     return y
 
 
+def _seen(whole: Tensor, strict: Tensor) -> Any:
+    """What is expected of rows among whose values is a NaN or an infinity that they do not see: ``strict``, without those; or NaN, 0 times that, as it
+    comes in ``whole`` where a kernel multiplies what it hides."""
+    if not (loose := whole.isnan() & ~strict.isnan()).any():
+        return whole
+
+    def wanted(result: Any, arguments: Arguments) -> Tensor:
+        return torch.where(loose & result.detach().cpu().isnan(), torch.nan, strict)
+
+    return wanted
+
+
 @record("prim_attention_step")
 def prim_attention_step(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for step in _STEPS:
@@ -142,14 +154,16 @@ def step_sample(step: Step, generator: torch.Generator, dtype: torch.dtype) -> S
         for i, part in enumerate(rows.split(step.new)):
             for row, position in zip(part, step.places(i), strict=True):
                 cache[table[i, position // step.page], position % step.page] = row
-    scale, most, parts = step.scale, 1.0, []
+    scale, most, parts, strict = step.scale, 1.0, [], []
     for i, queries in enumerate(turned[0].split(step.new)):
         held = [cache[pages_of[i].long()].flatten(0, 1)[: step.cached[i]].repeat_interleave(step.heads // step.groups, 1) for cache in written]
         behind = torch.tensor(list(step.places(i)), dtype=torch.long)[:, None] - torch.arange(step.cached[i])
         scores = scale * torch.einsum("ihd,jhd->hij", queries, held[0])
         most = max(most, scores.abs().max().item() if scores.numel() else 0.0)
         unseen = (behind < 0) | ((behind > step.window[0]) if step.window[0] >= 0 else torch.zeros_like(behind, dtype=torch.bool))
-        parts.append(torch.einsum("hij,jhe->ihe", scores.masked_fill(unseen, -torch.inf).softmax(-1), held[1]))
+        shares = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+        parts.append(torch.einsum("hij,jhe->ihe", shares, held[1]))
+        strict.append(torch.einsum("hije->ihe", (shares[..., None] * held[1].transpose(0, 1)[:, None]).masked_fill(unseen[..., None], 0.0)))
     length = step.width + max(step.cached)
     # Scores are of q and of k, each of which may be rounded the other way where it lies between two numbers.
     size = rounding(dtype, largest_of([v, caches[1]]), length) * most * (4 if step.rotated else 1)
@@ -159,7 +173,7 @@ def step_sample(step: Step, generator: torch.Generator, dtype: torch.dtype) -> S
         "interleaved": step.interleaved, "max_new_len": max(step.new), "window_size": step.window, "scale": scale,
     }  # fmt: skip
     outputs = (
-        Output(None, torch.cat(parts), dtype, length, size),
+        Output(None, _seen(torch.cat(parts), torch.cat(strict)), dtype, length, size),
         Output("k_cache", written[0], dtype, 2, 8.0 * max(1.0, 2 * largest_of([k]))),
         Output("v_cache", written[1].to(dtype)),
     )
