@@ -114,8 +114,8 @@ def rotated(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
 
 
 def _seen(whole: Tensor, strict: Tensor) -> Any:
-    """What is expected of rows among whose values is a NaN or an infinity that they do not see: ``strict``, without those; or NaN, 0 times that, as it
-    comes in ``whole`` where a kernel multiplies what it hides."""
+    """What is expected of rows among whose values is a NaN or an infinity that they do not see: ``strict``, without those; or NaN, 0 times that, as
+    it comes in ``whole`` where a kernel multiplies what it hides."""
     if not (loose := whole.isnan() & ~strict.isnan()).any():
         return whole
 
