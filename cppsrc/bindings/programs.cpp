@@ -1,4 +1,4 @@
-// `program(values, calls)`: native calls that follow one another, as a function of the tensors that they read and write.
+// `program(tensors, values, calls)`: native calls that follow one another, as a function of the tensors that they read and write.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
@@ -34,11 +34,12 @@ struct Memory {
 };
 
 class Program {
+  public:
     /// A value: the number of a tensor, the byte of it at which the value begins, dtype, shape and strides.
     using Value = std::tuple<int, std::int64_t, python::DTypeLike, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+    /// A call: the function's name, what is the same each time, and the numbers of values, by parameter.
     using Listed = std::tuple<std::string, py::dict, py::dict>;
 
-  public:
     Program(int tensors, const std::vector<Value>& values, const std::vector<Listed>& calls) : given_(static_cast<std::size_t>(tensors)) {
         for (const auto& [tensor, offset, dtype, shape, strides] : values) add(tensor, offset, dtype, shape, strides);
         for (const auto& [name, constants, places] : calls) {
@@ -120,10 +121,8 @@ class Program {
 };
 
 py::typing::Callable<bool(const py::list&)> make_program(int tensors, const py::list& values, const py::list& calls) {
-    using Values = std::vector<std::tuple<int, std::int64_t, python::DTypeLike, std::vector<std::int64_t>, std::vector<std::int64_t>>>;
-    using Calls = std::vector<std::tuple<std::string, py::dict, py::dict>>;
     if (tensors < 0) throw ArgumentError(expected("a number >= 0", "tensors", std::to_string(tensors), "pass how many there are"));
-    const auto made = std::make_shared<const Program>(tensors, values.cast<Values>(), calls.cast<Calls>());
+    const auto made = std::make_shared<const Program>(tensors, values.cast<std::vector<Program::Value>>(), calls.cast<std::vector<Program::Listed>>());
     return py::cpp_function([made](const py::list& given) { return made->run(given); }, py::arg("tensors"));
 }
 

@@ -23,7 +23,7 @@ namespace fusible::gemm {
 constexpr std::int64_t kMaxKC = 4096;      // elements of K packed at once
 constexpr std::int64_t kSumsCols = 256;    // of the sums that a task has in cache
 constexpr std::int64_t kMaxFewRows = 24;   // of M, for which B is not packed
-constexpr std::int64_t kMaxFewTiledRows = 4;  // the same, where the micro-kernel multiplies tiles
+constexpr std::int64_t kMaxFewTiledRows = 4;  // the same of tiles, which take sixteen rows at once
 constexpr std::int64_t kFewRowsCols = 64;  // NC of that schedule, a task's columns
 
 /// Which loops are run; schedules.hpp says of each when and why.

@@ -55,14 +55,14 @@ def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
 
 
 def _better_here(request: Request) -> str | None:
-    if request["A"] == request["B"] and request["A"] in _small_ones():
+    if request["A"] == request["B"] and request["A"] in _small_kinds():
         return None  # of the large ones are handed over
     gives_bf16 = request["D"] is None and request["output_dtype"] in _BF16_NAMES
     is_plain = gives_bf16 and request["bias"] in (None, _BF16) and not (request["gelu"] or request["transB"])
     return products_gain(request["A"], request["B"], is_plain)
 
 
-def _small_ones() -> tuple[tuple[str, torch.dtype], ...]:
+def _small_kinds() -> tuple[tuple[str, torch.dtype], ...]:
     """The kinds of both operands of which small products are done here, whose large ones torch does as fast or faster: measured of vectors of 64
     bytes, bf16 on tiles."""
     return {"amx": (_FP32, _BF16), "avx512bf16": (_FP32,), "avx512": (_FP32,)}.get(native.get_level(), ())
@@ -112,7 +112,7 @@ def _specialized_elsewhere(self: GemmKernels, call: CallArguments) -> Specialize
 
 def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | None:
     """Of a product that is alone, or goes with a bias, a GELU, or what it is added to; of one that is handed over, what it comes to there."""
-    if self._leaves(call.A, call.transA, call.B, call.transB, call.D, call.output_dtype, call.bias, call.gelu):
+    if self._hands_over(call.A, call.transA, call.B, call.transB, call.D, call.output_dtype, call.bias, call.gelu):
         return _specialized_elsewhere(self, call)
     ways = WAYS[not call.transA], WAYS[call.transB]
     if any(x is not None for x in (call.quantizer, call.comm_overlap, call.extra_output)) or fails_to_cancel(call.A, ways[0], call.B, ways[1]):
@@ -147,6 +147,11 @@ def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | No
 
 _PARAMETERS = tuple(DECLARATIONS["generic_gemm"].signature.parameters)
 _OWN_PARAMETERS = tuple(inspect.signature(GemmBySteps.generic_gemm).parameters)[1:]
+_BY_SIZE = (
+    f"self._handed_over({', '.join(_PARAMETERS)}) if self._hands_over(A, transA, B, transB, D, output_dtype, bias, gelu) "
+    f"else self._own_gemm({', '.join(_OWN_PARAMETERS)})"
+)
+"""``generic_gemm`` here: no kind of an argument shows its size, so that who is faster is known only in the call."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -175,13 +180,9 @@ def _small_product(
 class GemmKernels(GemmBySteps):
     _gemm_types = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
     _own_gemm = inherited(GemmBySteps.generic_gemm)
-    _choice = (
-        f"self._other_gemm({', '.join(_PARAMETERS)}) if self._leaves(A, transA, B, transB, D, output_dtype, bias, gelu) "
-        f"else self._own_gemm({', '.join(_OWN_PARAMETERS)})"
-    )
-    generic_gemm = specialized_by(_specialized)(requires(_better_here)(handing_on("generic_gemm", _choice)))
+    generic_gemm = specialized_by(_specialized)(requires(_better_here)(handing_on("generic_gemm", _BY_SIZE)))
 
-    def _leaves(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any, bias: Any, gelu: bool) -> bool:
+    def _hands_over(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any, bias: Any, gelu: bool) -> bool:
         """Whether a product of unquantized operands is one that torch does as fast: a large one, but of a single row, whose matrix is read once."""
         plain = A.__class__ in PLAIN and B.__class__ in PLAIN
         if not plain and (is_quantized(A) or is_quantized(B)):
@@ -218,7 +219,7 @@ class GemmKernels(GemmBySteps):
             return None
         return _small_product(dtype, transA, transB, rows, columns, depth, bias is not None)
 
-    def _other_gemm(self, *arguments: Any) -> list[Any]:
+    def _handed_over(self, *arguments: Any) -> list[Any]:
         """By the next backend; where there is none that may serve, here."""
         given = dict(zip(_PARAMETERS, arguments, strict=True))
         sums = _sums_apart(given)
