@@ -13,7 +13,7 @@ from torch import Tensor
 from fusible.conformance.table import Disagreement
 from fusible.quantized import BlockScaledStorage, Float8TensorStorage, GroupedTensorStorage
 
-__all__ = ["Snapshot", "held", "holds", "relaid", "shared", "tensors", "within"]
+__all__ = ["Snapshot", "holds", "relaid", "shared", "tensors", "with_copies", "within"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _POISON = 0xFF
@@ -82,17 +82,17 @@ class Snapshot:
                 raise Disagreement(f"the call wrote {beside}the argument {path}")
 
 
-def shared(one: Any, other: Any, *, under: tuple[str, str] = ("", ""), apart: bool = True) -> set[tuple[str, str]]:
-    """The pairs of paths in ``one`` and ``other`` whose tensors share memory. ``apart=False``: both are one tree, and each pair comes once."""
+def shared(one: Any, other: Any, *, under: tuple[str, str] = ("", ""), distinct: bool = True) -> set[tuple[str, str]]:
+    """The pairs of paths in ``one`` and ``other`` whose tensors share memory. ``distinct=False``: both are one tree, and each pair comes once."""
     places: dict[tuple[torch.device, int], list[str]] = {}
     for path, x in tensors(other, under[1]):
         if x.numel() and x.untyped_storage().nbytes():
             places.setdefault((x.device, _storage(x)), []).append(path)
     found = [(path, x) for path, x in tensors(one, under[0]) if x.numel() and x.untyped_storage().nbytes()]
-    return {(path, there) for path, x in found for there in places.get((x.device, _storage(x)), ()) if apart or path < there}
+    return {(path, there) for path, x in found for there in places.get((x.device, _storage(x)), ()) if distinct or path < there}
 
 
-def held(tree: Any) -> list[tuple[str, Tensor, Tensor]]:
+def with_copies(tree: Any) -> list[tuple[str, Tensor, Tensor]]:
     """``(path, tensor, its elements now)`` of every tensor in ``tree``."""
     return [(path, x, x.clone()) for path, x in tensors(tree)]
 

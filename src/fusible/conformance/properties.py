@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fusible.conformance.memory import Snapshot, held, holds, relaid, shared, tensors, within
+from fusible.conformance.memory import Snapshot, holds, relaid, shared, tensors, with_copies, within
 from fusible.conformance.table import Disagreement, Sample, bits
 from fusible.errors import NotServedError
 
@@ -39,8 +39,8 @@ class Properties:
         ``(arguments, result)``. ``compare(result, arguments)`` raises where the outputs of another call are wrong.
         """
         before.check(sample.written)
-        given, came = self._sides(sample.arguments, result)
-        self._shares(given, came, theirs, sample.written)
+        passed, came = self._sides(sample.arguments, result)
+        self._shares(passed, came, theirs, sample.written)
         if self._memory:
             self._lies_densely(came, theirs[1])
             self._a_second_call(deepcopy(fresh), result, came, compare)
@@ -50,19 +50,19 @@ class Properties:
         """Arguments and result on the backend's side, where it has another."""
         return getattr(self._call, "last", None) or (arguments, result)
 
-    def _shares(self, given: Any, came: Any, reference: tuple[Any, Any], written: frozenset[str]) -> None:
+    def _shares(self, passed: Any, came: Any, reference: tuple[Any, Any], written: frozenset[str]) -> None:
         again, theirs = reference
-        mine, allowed = (shared(result, arguments, under=("result", "")) for result, arguments in ((came, given), (theirs, again)))
+        mine, allowed = (shared(result, arguments, under=("result", "")) for result, arguments in ((came, passed), (theirs, again)))
         for place, argument in sorted(mine - allowed):
             raise Disagreement(f"{place} lies in the memory of the argument {argument}")
         if next(tensors(came), None) is not None:
-            plain = dict(tensors(given))  # what records lies in no memory
+            plain = dict(tensors(passed))  # what records lies in no memory
             for place, argument in sorted(allowed - mine):
                 if argument in plain and within(argument, written):
                     raise Disagreement(f"{place} is not the argument {argument} that was given to be written")
         if not self._memory:  # nobody writes to what is immutable
             return
-        mine, allowed = (shared(result, result, under=("result", "result"), apart=False) for result in (came, theirs))
+        mine, allowed = (shared(result, result, under=("result", "result"), distinct=False) for result in (came, theirs))
         for place, other in sorted(mine - allowed):
             raise Disagreement(f"{place} lies in the memory of {other}")
 
@@ -74,7 +74,7 @@ class Properties:
                 raise Disagreement(f"the result {path} of {list(x.shape)} has the strides {list(x.stride())}")
 
     def _a_second_call(self, arguments: dict[str, Any], result: Any, came: Any, compare: Compare) -> None:
-        first = held(result)
+        first = with_copies(result)
         second = self._call(self._function, **arguments)
         try:
             compare(second, arguments)

@@ -252,10 +252,10 @@ def _compared_by_value(sample: Sample, call: Call, result: Any, reference: Any, 
     if mine.quantizer is None:
         return sample
     for way in _COPIES:
-        held = getattr(theirs, f"{way}_data") is not None
-        if (getattr(mine, f"{way}_data") is not None) != held:
+        present = getattr(theirs, f"{way}_data") is not None
+        if (getattr(mine, f"{way}_data") is not None) != present:
             raise Disagreement(f"a {way} copy where there is none, or none where there is one")
-        if held:
+        if present:
             got = call("group_dequantize", input=_only(mine, way), otype=torch.float32)
             wanted = reference.group_dequantize(_only(theirs, way), torch.float32)
             measure(Output(None, wanted.rowwise_data), got.rowwise_data, wanted.rowwise_data)
@@ -273,15 +273,15 @@ def _only(x: GroupedTensorStorage, way: str) -> GroupedTensorStorage:
 
 
 def _compared(row: Agreement, sample: Sample, result: Any, again: dict[str, Any], other: Any) -> Agreement:
-    float64, apart = max(row.float64 or 0.0, _within_bounds(sample.outputs, result, sample.arguments)), row.reference or 0.0
+    float64, difference = max(row.float64 or 0.0, _within_bounds(sample.outputs, result, sample.arguments)), row.reference or 0.0
     for output in sample.outputs:
         theirs = output.find(other, again)
         if isinstance(theirs, torch.Tensor) and not output.drawn:
             # Each may be a bound away from float64.
             exact = output.reference.dtype is not torch.float64
             got = output.find(result, sample.arguments)
-            apart = max(apart, measure(output, got, theirs if exact else theirs.double()) / 2)
-    return replace(row, samples=row.samples + 1, float64=float64, reference=apart)
+            difference = max(difference, measure(output, got, theirs if exact else theirs.double()) / 2)
+    return replace(row, samples=row.samples + 1, float64=float64, reference=difference)
 
 
 def _quantizing(row: Agreement, call: Call, record: Record, dtype: torch.dtype, fp8: DType) -> Agreement:

@@ -172,11 +172,11 @@ def measure(output: Output, got: Any, wanted: Any) -> float:
     got = got.detach().cpu()
     if wanted.dtype is torch.float64:
         return _share(got, wanted, dtype, output.length, output.magnitude)
-    apart = bits(got) != bits(wanted)
+    differs = bits(got) != bits(wanted)
     if wanted.is_floating_point() and wanted.itemsize > 1:
-        apart &= ~(got.isnan() & wanted.isnan())  # whose other bits mean nothing
-    if apart.any():
-        raise Disagreement(f"{apart.sum().item()} of {wanted.numel()} elements differ")
+        differs &= ~(got.isnan() & wanted.isnan())  # whose other bits mean nothing
+    if differs.any():
+        raise Disagreement(f"{differs.sum().item()} of {wanted.numel()} elements differ")
     return 0.0
 
 

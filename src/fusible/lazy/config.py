@@ -39,9 +39,9 @@ def _extras(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, str | list | tuple | set | frozenset):
         raise DTypeError(expected(f"some of {', '.join(_EXTRA)}", of=f"config.{name}", got=type(value).__qualname__, do="assign a list of these"))
     names = (value,) if isinstance(value, str) else tuple(value)
-    for given in names:
-        if given not in (*_EXTRA, "all"):
-            raise ArgumentError(expected(f"some of {', '.join(_EXTRA)}, or all", of=f"config.{name}", got=repr(given), do="assign a list of these"))
+    for extra in names:
+        if extra not in (*_EXTRA, "all"):
+            raise ArgumentError(expected(f"some of {', '.join(_EXTRA)}, or all", of=f"config.{name}", got=repr(extra), do="assign a list of these"))
     return _EXTRA if "all" in names else names
 
 

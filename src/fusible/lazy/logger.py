@@ -43,7 +43,7 @@ class Logger:
     """
 
     def __init__(self) -> None:
-        self._given: Any = None
+        self._verbosity: Any = None
         self._rules: _Rules | None = None
         self._shown: set[tuple[str, str]] = set()
         self._lock = Lock()
@@ -53,7 +53,7 @@ class Logger:
         """The verbosity that was assigned; before that, the variable FUSIBLE_LAZY_VERBOSITY, or ``("warning",)``."""
         if self._rules is None:
             self.verbosity = FUSIBLE_LAZY_VERBOSITY.get()
-        return self._given
+        return self._verbosity
 
     @verbosity.setter
     @shows_user
@@ -61,7 +61,7 @@ class Logger:
         by_module = verbosity if isinstance(verbosity, Mapping) else {"": verbosity}
         rules = [(name.replace("/", ".").removeprefix(_OURS), _enabled(names)) for name, names in by_module.items()]
         self._rules = sorted(rules, key=lambda rule: -len(rule[0]))
-        self._given = verbosity
+        self._verbosity = verbosity
 
     @contextmanager
     def use_verbosity(self, verbosity: Verbosity) -> Iterator[Logger]:
@@ -149,8 +149,8 @@ class Logger:
 def _enabled(names: str | Collection[str]) -> frozenset[str]:
     """The levels and channels that names stand for."""
     found: set[str] = set()
-    for given in names if isinstance(names, Collection) and not isinstance(names, str) else (names,):
-        name = given.lower() if isinstance(given, str) else given
+    for wanted_name in names if isinstance(names, Collection) and not isinstance(names, str) else (names,):
+        name = wanted_name.lower() if isinstance(wanted_name, str) else wanted_name
         if name == "ir":
             found |= _IR
         elif name in CHANNELS:
@@ -159,7 +159,7 @@ def _enabled(names: str | Collection[str]) -> frozenset[str]:
             found.update(LEVELS[LEVELS.index(name) :])
         else:
             wanted = f"some of {', '.join([*LEVELS, *CHANNELS, 'ir'])}"
-            raise ArgumentError(expected(wanted, of="logger.verbosity", got=repr(given), do="name levels and channels"))
+            raise ArgumentError(expected(wanted, of="logger.verbosity", got=repr(wanted_name), do="name levels and channels"))
     return frozenset(found)
 
 

@@ -164,10 +164,10 @@ def _operand(node: ast.expr, argument: str, parameters: tuple[str, ...], known: 
         named = next((keyword.value for keyword in node.keywords if keyword.arg == argument), None)
         if named is not None:
             return named
-        given: list[ast.expr] = list(node.args)
+        operands: list[ast.expr] = list(node.args)
         if isinstance(node.func, ast.Attribute) and not isinstance(known.get(_root(node.func)), ModuleType):
-            given.insert(0, node.func.value)
-        return given[index] if index < len(given) and not any(isinstance(a, ast.Starred) for a in given[: index + 1]) else None
+            operands.insert(0, node.func.value)
+        return operands[index] if index < len(operands) and not any(isinstance(a, ast.Starred) for a in operands[: index + 1]) else None
     parts: list[ast.expr]
     if isinstance(node, ast.BinOp | ast.Compare):
         right = node.right if isinstance(node, ast.BinOp) else node.comparators[0]

@@ -158,13 +158,13 @@ def attending(problem: attention.Problem, t: Dtype) -> dict[str, Any]:
         "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": None, "SoftmaxOffset": None, "rng_gen": None,
         "rng_elts_per_thread": 0, "return_max_logit": False,
     }  # fmt: skip
-    return {**attention.given(problem, torch.Generator().manual_seed(1), t).arguments, **more}
+    return {**attention.inputs_of(problem, torch.Generator().manual_seed(1), t).arguments, **more}
 
 
 def attending_backward(problem: attention.Problem, t: Dtype) -> dict[str, Any]:
     forward = attending(problem, t)
     o, *aux = REFERENCE("fused_attn_fwd", **forward)
-    common = attention.given(problem, torch.Generator().manual_seed(1), t).arguments
+    common = attention.inputs_of(problem, torch.Generator().manual_seed(1), t).arguments
     return {
         **common, "do_format": UNSET, "dqkv_layout": problem.layout, "do_scale_inv_format": UNSET, "deterministic": True, "O": o,
         "dO": torch.randn_like(o), "Aux_CTX_Tensors": aux[:2], "dp_quantizer": None, "dqkv_quantizer": None,

@@ -23,7 +23,7 @@ CASES = {
 
 def forward(problem: attention.Problem, t: torch.dtype) -> dict[str, Any]:
     case = attention_beyond.Beyond(problem, cap=2.0, slopes=(0.5, 0.25, 0.125, 0.0625), dropped=0.1 if problem.label == "bshd" else 0.0)
-    return {**attention_beyond.arguments(case, attention.given(problem, torch.Generator().manual_seed(1), t)), "page_table": None}
+    return {**attention_beyond.arguments(case, attention.inputs_of(problem, torch.Generator().manual_seed(1), t)), "page_table": None}
 
 
 def backward(problem: attention.Problem, t: torch.dtype) -> dict[str, Any]:

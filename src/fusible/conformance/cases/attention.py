@@ -108,7 +108,7 @@ def hidden(problem: Problem, queries: int, keys: int) -> Tensor:
 
 
 @dataclass
-class Given:
+class Inputs:
     """The operands of a problem, a tensor per sequence."""
 
     problem: Problem
@@ -140,7 +140,7 @@ class Given:
         return s.masked_fill(hidden(problem, *s.shape[1:]), -torch.inf)
 
 
-def given(problem: Problem, generator: torch.Generator, dtype: torch.dtype) -> Given:
+def inputs_of(problem: Problem, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     def drawn(shape: tuple[int, ...], of: torch.dtype = dtype) -> Tensor:
         return torch.randn(shape, generator=generator).to(of) if problem.hides else random(generator, shape, of)
 
@@ -160,7 +160,7 @@ def given(problem: Problem, generator: torch.Generator, dtype: torch.dtype) -> G
         "cu_seqlens_q": counts, "cu_seqlens_kv": counts, "cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded,
         "Q": problem.join(q), "K": problem.join(k), "V": problem.join(v), "fake_dtype": dtype,
     }  # fmt: skip
-    return Given(problem, q, k, v, bias, offset, arguments)
+    return Inputs(problem, q, k, v, bias, offset, arguments)
 
 
 def log_sum_exp(scores: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def log_sum_exp(scores: Tensor) -> Tensor:
     return torch.where(stats == torch.inf, torch.nan, stats)
 
 
-def forward(x: Given) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def forward(x: Inputs) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """``(O [s, h, d], Stats [h, s], largest score [h, s])`` of each sequence."""
     for q, k, v in zip(x.q, x.k, x.v, strict=True):
         s = x.scores(q, k)
@@ -192,7 +192,7 @@ def largest_of(tensors: list[Tensor]) -> float:
 @record("fused_attn_fwd")
 def fused_attn_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for problem in _PROBLEMS:
-        x = given(problem, generator, dtype)
+        x = inputs_of(problem, generator, dtype)
         outputs, statistics, largest = (list(part) for part in zip(*forward(x), strict=True))
         most = problem.width == 12
         more = {**FORWARD, "Bias": x.bias, "SoftmaxOffset": x.offset, "return_max_logit": most}
@@ -220,7 +220,7 @@ def fused_attn_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 def pages(generator: torch.Generator, dtype: torch.dtype, problem: Problem, page: int, each: int, *, one_table: bool = False) -> Sample:
     """Keys and values in a paged cache: ``each`` pages of ``page`` tokens per sequence, which the tables of K and of V list in random orders, or
     ``one_table`` of both. As lengths differ, the mask is a padding mask."""
-    x = given(problem, generator, dtype)
+    x = inputs_of(problem, generator, dtype)
     outputs, _, _ = (list(part) for part in zip(*forward(x), strict=True))
     arguments, b = {**x.arguments, **FORWARD}, len(problem.lengths)
     for name, sequences in (("k", x.k), ("v", x.v)):
@@ -251,7 +251,7 @@ class Gradients:
     logit: Tensor | None
 
 
-def gradients(x: Given, operands: tuple[Tensor, ...], o: Tensor, stats: Tensor, do: Tensor) -> Gradients:
+def gradients(x: Inputs, operands: tuple[Tensor, ...], o: Tensor, stats: Tensor, do: Tensor) -> Gradients:
     """The gradients of one sequence, from its rounded O and Stats."""
     q, k, v = (t.double() for t in operands)
     problem, delta = x.problem, (do.double() * o.double()).sum(-1).T
@@ -271,7 +271,7 @@ def gradients(x: Given, operands: tuple[Tensor, ...], o: Tensor, stats: Tensor, 
 @record("fused_attn_bwd")
 def fused_attn_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for problem in _PROBLEMS:
-        x = given(problem, generator, dtype)
+        x = inputs_of(problem, generator, dtype)
         wide, statistics, _ = (list(part) for part in zip(*forward(x), strict=True))
         o, stats = [t.to(dtype) for t in wide], [t.float() for t in statistics]
         do = [(torch.randn(t.shape, generator=generator).to(dtype) if problem.hides else random(generator, tuple(t.shape), dtype)) for t in o]

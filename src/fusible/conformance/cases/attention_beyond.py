@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.attention import Given, Problem, given, hidden, largest_of, log_sum_exp, pages, rounding
+from fusible.conformance.cases.attention import Inputs, Problem, hidden, inputs_of, largest_of, log_sum_exp, pages, rounding
 from fusible.conformance.cases.dropout import drawn
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_QKV_Layout
@@ -63,7 +63,7 @@ class Worked:
     kept: Tensor
 
 
-def worked(case: Beyond, x: Given) -> list[Worked]:
+def worked(case: Beyond, x: Inputs) -> list[Worked]:
     problem, found = case.problem, []
     most, heads = (max(problem.lengths), max(problem.of_keys)), x.q[0].shape[1]
     for b, (q, k, v) in enumerate(zip(x.q, x.k, x.v, strict=True)):
@@ -87,7 +87,7 @@ def worked(case: Beyond, x: Given) -> list[Worked]:
     return found
 
 
-def arguments(case: Beyond, x: Given) -> dict[str, Any]:
+def arguments(case: Beyond, x: Inputs) -> dict[str, Any]:
     common, problem = x.arguments, case.problem
     return {
         "q": common["Q"], "k": common["K"], "v": common["V"], "bias": x.bias, "seed": torch.tensor([_SEED]) if case.dropped else None,
@@ -105,7 +105,7 @@ def steepness(found: list[Worked]) -> float:
 @record("prim_attention")
 def prim_attention(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for case in _CASES:
-        x = given(case.problem, generator, dtype)
+        x = inputs_of(case.problem, generator, dtype)
         found, problem = worked(case, x), case.problem
         stats = [log_sum_exp(each.scores) for each in found]
         o = [torch.einsum("hij,jhe->ihe", torch.exp(e.scores - s[..., None]) * e.kept, e.v) for e, s in zip(found, stats, strict=True)]
@@ -124,14 +124,14 @@ def paged(generator: torch.Generator, dtype: torch.dtype) -> Sample:
     sample = pages(generator, dtype, case.problem, 4, 3, one_table=True)
     own = {**sample.arguments, "scale": sample.arguments["attn_scale"], "page_table": sample.arguments["page_table_k"]}
     own |= {name.lower(): sample.arguments[name] for name in ("Q", "K", "V")}
-    others = arguments(case, given(case.problem, generator, dtype))
+    others = arguments(case, inputs_of(case.problem, generator, dtype))
     return Sample(sample.label, {**{name: own.get(name, value) for name, value in others.items()}, "page_table": own["page_table"]}, sample.outputs)
 
 
 @record("prim_attention_backward")
 def prim_attention_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for case in _CASES:
-        x = given(case.problem, generator, dtype)
+        x = inputs_of(case.problem, generator, dtype)
         found, problem = worked(case, x), case.problem
         stats = [log_sum_exp(each.scores).float() for each in found]
         p = [torch.exp(each.scores - s.double()[..., None]) for each, s in zip(found, stats, strict=True)]

@@ -156,14 +156,14 @@ def step_sample(step: Step, generator: torch.Generator, dtype: torch.dtype) -> S
                 cache[table[i, position // step.page], position % step.page] = row
     scale, most, parts, strict = step.scale, 1.0, [], []
     for i, queries in enumerate(turned[0].split(step.new)):
-        held = [cache[pages_of[i].long()].flatten(0, 1)[: step.cached[i]].repeat_interleave(step.heads // step.groups, 1) for cache in written]
+        cached = [cache[pages_of[i].long()].flatten(0, 1)[: step.cached[i]].repeat_interleave(step.heads // step.groups, 1) for cache in written]
         behind = torch.tensor(list(step.places(i)), dtype=torch.long)[:, None] - torch.arange(step.cached[i])
-        scores = scale * torch.einsum("ihd,jhd->hij", queries, held[0])
+        scores = scale * torch.einsum("ihd,jhd->hij", queries, cached[0])
         most = max(most, scores.abs().max().item() if scores.numel() else 0.0)
         unseen = (behind < 0) | ((behind > step.window[0]) if step.window[0] >= 0 else torch.zeros_like(behind, dtype=torch.bool))
         shares = scores.masked_fill(unseen, -torch.inf).softmax(-1)
-        parts.append(torch.einsum("hij,jhe->ihe", shares, held[1]))
-        strict.append(torch.einsum("hije->ihe", (shares[..., None] * held[1].transpose(0, 1)[:, None]).masked_fill(unseen[..., None], 0.0)))
+        parts.append(torch.einsum("hij,jhe->ihe", shares, cached[1]))
+        strict.append(torch.einsum("hije->ihe", (shares[..., None] * cached[1].transpose(0, 1)[:, None]).masked_fill(unseen[..., None], 0.0)))
     length = step.width + max(step.cached)
     # Scores are of q and of k, each of which may be rounded the other way where it lies between two numbers.
     size = rounding(dtype, largest_of([v, caches[1]]), length) * most * (4 if step.rotated else 1)

@@ -66,8 +66,8 @@ def probabilities(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def arguments_of(operands: list[Float8TensorStorage], dtype: torch.dtype) -> dict[str, Any]:
-    given = {"max_seqlen_q": _SHAPE[1], "max_seqlen_kv": _SHAPE[1], "fake_dtype": dtype, "s_quantizer": quantizer(DType.kFloat8E4M3)}
-    return {**CALL, **given, **dict(zip("QKV", operands, strict=True))}
+    options = {"max_seqlen_q": _SHAPE[1], "max_seqlen_kv": _SHAPE[1], "fake_dtype": dtype, "s_quantizer": quantizer(DType.kFloat8E4M3)}
+    return {**CALL, **options, **dict(zip("QKV", operands, strict=True))}
 
 
 def quantized_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:

@@ -141,5 +141,5 @@ def quantize_with_amax(generator: torch.Generator, dtype: torch.dtype) -> Iterat
         # Larger than the tensor's own, so that one that is computed shows.
         amaxes = {way: 250.0 + 100 * torch.rand(n, generator=generator) for way, n in zip(WAYS, sizes, strict=True)}
         asked = {"rowwise": quantizer.rowwise_usage, "columnwise": quantizer.columnwise_usage}
-        given = {f"{way}_amax": amax.clone() if asked[way] else None for way, amax in amaxes.items()}
-        yield Sample(label, {"tensor": x, "quantizer": quantizer, **given}, tuple(copies_at("result", x, quantizer, amaxes)))
+        known_amaxes = {f"{way}_amax": amax.clone() if asked[way] else None for way, amax in amaxes.items()}
+        yield Sample(label, {"tensor": x, "quantizer": quantizer, **known_amaxes}, tuple(copies_at("result", x, quantizer, amaxes)))

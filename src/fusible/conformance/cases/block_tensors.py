@@ -93,12 +93,12 @@ def _eight_bits(x: Tensor, quantizer: Float8BlockQuantizer | MXFP8Quantizer, col
 
 
 @np.errstate(all="ignore")
-def _four_bits(x: np.ndarray, quantizer: NVFP4Quantizer, columns: bool, given: np.ndarray | None) -> tuple[np.ndarray, ...]:
+def _four_bits(x: np.ndarray, quantizer: NVFP4Quantizer, columns: bool, amax_of_all: np.ndarray | None) -> tuple[np.ndarray, ...]:
     """Bytes, scales, amaxes and values of a copy in NVFP4, with its own amaxes or those given."""
     turned = oracle.transformed(x, quantizer.rht_matrix_random_sign_mask_t != 0) if quantizer.with_rht else x.T
     lines = np.ascontiguousarray(turned if columns else x)
     own = np.abs(lines).max(1) if quantizer.row_scaled_nvfp4 else np.abs(lines).max().reshape(1)
-    amax = own if given is None else given
+    amax = own if amax_of_all is None else amax_of_all
     over6 = quantizer.nvfp4_4over6_err_mode if quantizer.nvfp4_use_4over6 else None
     codes, scales = oracle.nvfp4(lines, amax, quantizer.with_2d_quantization, over6, quantizer.nvfp4_e4m3_max)
     factors = oracle.spread(scales.view(oracle.E4M3).astype(np.float64), (1, 16), lines.shape)
@@ -133,13 +133,13 @@ def stored(name: str, shape: Shape, dtype: torch.dtype, seed: int, ways: Sequenc
     if swizzled:
         transposed = {"columnwise_scale_inv": block_format_of(quantizer).blocks_first, "rowwise_scale_inv": False}
         buffers = {**buffers, **{key: in_tiles(buffers[key], turned) for key, turned in transposed.items()}}
-    held = {key: x.clone() if any(way in key for way in ways) else None for key, x in buffers.items()}
+    stored_buffers = {key: x.clone() if any(way in key for way in ways) else None for key, x in buffers.items()}
     quantizer.set_usage(rowwise="rowwise" in ways, columnwise="columnwise" in ways)
     if isinstance(quantizer, NVFP4Quantizer):
         options: dict[str, Any] = {"row_scaled_nvfp4": quantizer.row_scaled_nvfp4, "nvfp4_use_4over6": quantizer.nvfp4_use_4over6}
         options |= {"nvfp4_e4m3_max": quantizer.nvfp4_e4m3_max, "fp4_dtype": quantizer.dtype, "with_gemm_swizzled_scales": swizzled}
-        return NVFP4TensorStorage(**held, quantizer=quantizer, fake_dtype=dtype, **options), values
+        return NVFP4TensorStorage(**stored_buffers, quantizer=quantizer, fake_dtype=dtype, **options), values
     own = {"fp8_dtype": quantizer.dtype, "quantizer": quantizer, "fake_dtype": dtype}
     if isinstance(quantizer, MXFP8Quantizer):
-        return MXFP8TensorStorage(**held, **own, with_gemm_swizzled_scales=swizzled), values
-    return Float8BlockwiseQTensorStorage(**held, **own, is_2D_scaled=quantizer.block_scaling_dim == 2), values
+        return MXFP8TensorStorage(**stored_buffers, **own, with_gemm_swizzled_scales=swizzled), values
+    return Float8BlockwiseQTensorStorage(**stored_buffers, **own, is_2D_scaled=quantizer.block_scaling_dim == 2), values

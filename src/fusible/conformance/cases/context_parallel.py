@@ -70,8 +70,8 @@ def lse_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         merged = lse.double().clone()
         for i, token in enumerate(second):
             merged[:, token] = torch.logaddexp(lse[:, token].double(), step[:, i].double())
-        given = laid(step, packed, True) if more else step
-        arguments = {"lse": laid(lse, packed), "lse_per_step": given, "cu_seqlens": counts(), "lse_packed": packed}
+        of_step = laid(step, packed, True) if more else step
+        arguments = {"lse": laid(lse, packed), "lse_per_step": of_step, "cu_seqlens": counts(), "lse_packed": packed}
         untouched = laid(torch.zeros(_HEADS, _TOKENS).index_fill(1, torch.tensor(second), 1.0), packed) != 1
         outputs = (
             Output("lse", laid(merged, packed), dtype, 1, 2.0),
@@ -191,9 +191,9 @@ def reordering(generator: torch.Generator, dtype: torch.dtype, back: bool) -> It
         x = numbers(generator, (total, 2, 45), dtype)
         order = [token for rank in range(world) for token in owned([*ends, total], world, rank)]
         ranked = torch.stack([x[token] for token in order])
-        given, wanted = (ranked, x.clone()) if back else (x, ranked)
+        inp, wanted = (ranked, x.clone()) if back else (x, ranked)
         named = {"cu_seqlens": bounds(ends), "cp_size": world, "total_tokens": total}
-        yield Sample(f"{world} ranks", {"inp": given, **named}, (Output(None, wanted),))
+        yield Sample(f"{world} ranks", {"inp": inp, **named}, (Output(None, wanted),))
 
 
 record("thd_sequence_order_to_cp_rank_order", dtypes=_MOVED)(partial(reordering, back=False))

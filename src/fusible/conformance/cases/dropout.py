@@ -57,8 +57,8 @@ def dropout_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
         g, mask = random(generator, (rows, 120), dtype), torch.randint(0, 256, (rows * 15,), generator=generator, dtype=torch.uint8)
         value = kept(g, bits(mask), p)
         yield Sample(f"p={p} of {rows}", {"grad_output": g, "mask": mask, "dropout_probability": p}, (Output(None, value, dtype),))
-        given = {"grad_output": g, "mask": mask, "dropout_probability": p, "grad_input": torch.zeros_like(g)}
-        yield Sample(f"p={p} of {rows} given", given, (Output("grad_input", value, dtype),))
+        arguments = {"grad_output": g, "mask": mask, "dropout_probability": p, "grad_input": torch.zeros_like(g)}
+        yield Sample(f"p={p} of {rows} given", arguments, (Output("grad_input", value, dtype),))
 
 
 def word(seed: int, counter: int) -> int:

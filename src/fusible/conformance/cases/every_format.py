@@ -56,8 +56,8 @@ def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
     for name, noop in itertools.product(("mxfp8", "block 1x128", "nvfp4"), (None, 0.0, 1.0)):
         x = random(generator, _SHAPE, dtype, 30.0)
         output, _ = stored(name, _SHAPE, dtype, 5)
-        held = [name for name, value in vars(output).items() if isinstance(value, torch.Tensor)]
-        kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in held]
+        tensors = [name for name, value in vars(output).items() if isinstance(value, torch.Tensor)]
+        kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in tensors]
         flag = None if noop is None else torch.tensor([noop])
         arguments = {"tensor": x, "quantizer": BLOCKED[name](), "output": output, "noop": flag}
         outputs = kept if noop == 1.0 else quantized("output", x, arguments["quantizer"])
@@ -142,9 +142,9 @@ def create_empty(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
     for name, make in BLOCKED.items():
         like, _ = stored(name, (64, 160), dtype, 3)
         arguments = {"quantizer": make(), "shape": [64, 160], "dtype": dtype, "device": torch.device("cpu"), "pin_memory": False}
-        held = [(name, value) for name, value in vars(like).items() if isinstance(value, torch.Tensor)]
-        outputs = [Output(f"result.{name}.shape", value.shape) for name, value in held]
-        outputs += [Output(f"result.{name}.dtype", value.dtype) for name, value in held]
+        tensors = [(name, value) for name, value in vars(like).items() if isinstance(value, torch.Tensor)]
+        outputs = [Output(f"result.{name}.shape", value.shape) for name, value in tensors]
+        outputs += [Output(f"result.{name}.dtype", value.dtype) for name, value in tensors]
         yield Sample(f"{name} of [64, 160]", arguments, (*outputs, Output("result._dtype", dtype)))
     arguments = {"quantizer": None, "shape": [3, 5], "dtype": dtype, "device": torch.device("cpu"), "pin_memory": False}
     yield Sample("no quantizer", arguments, (Output("result.shape", torch.Size([3, 5])), Output("result.dtype", dtype)))

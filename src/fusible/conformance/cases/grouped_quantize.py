@@ -38,12 +38,12 @@ _FORMER = 1.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Shapes of members and their offsets in a buffer of ``[8, columns]``. ``given``: the arguments that describe them."""
+    """Shapes of members and their offsets in a buffer of ``[8, columns]``. ``described``: the arguments that describe them."""
 
     label: str
     shapes: tuple[tuple[int, int], ...]
     offsets: tuple[int, ...]
-    given: dict[str, Tensor | None] = field(default_factory=dict)
+    described: dict[str, Tensor | None] = field(default_factory=dict)
     columns: int = _COLUMNS
 
     @property
@@ -52,24 +52,24 @@ class Layout:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        described = {name: None if x is None else x.clone() for name, x in self.given.items()}
+        described = {name: None if x is None else x.clone() for name, x in self.described.items()}
         return {"num_tensors": len(self.shapes), "first_dims": None, **described}
 
     def pieces(self, x: Tensor) -> list[Tensor]:
         flat = x.reshape(-1)
         return [flat[start : start + math.prod(shape)].view(shape) for start, shape in zip(self.offsets, self.shapes, strict=True)]
 
-    def placed(self, parts: list[Tensor], around: Tensor | None = None) -> Tensor:
-        """The members in their buffer. Gaps between them have the values of ``around``, or zeros."""
-        buffer = torch.zeros(math.prod(self.shape), dtype=parts[0].dtype) if around is None else around.clone().cpu()
+    def placed(self, parts: list[Tensor], buffer_like: Tensor | None = None) -> Tensor:
+        """The members in their buffer. Gaps between them have the values of ``buffer_like``, or zeros."""
+        buffer = torch.zeros(math.prod(self.shape), dtype=parts[0].dtype) if buffer_like is None else buffer_like.clone().cpu()
         for part, start in zip(parts, self.offsets, strict=True):
             buffer[start : start + part.numel()] = part.reshape(-1)
         return buffer
 
     def places(self, at: str) -> Output:
         """``tensor_offsets`` of the grouped tensor at ``at``: as given, or int64 where the members' sizes differ; equal members need none."""
-        offsets = self.given.get("tensor_offsets", dims(*self.offsets, self.offsets[-1] + math.prod(self.shapes[-1])))
-        return Output(f"{at}.tensor_offsets", offsets if self.given else None)
+        offsets = self.described.get("tensor_offsets", dims(*self.offsets, self.offsets[-1] + math.prod(self.shapes[-1])))
+        return Output(f"{at}.tensor_offsets", offsets if self.described else None)
 
     def output(self, at: str, name: str, parts: list[Tensor]) -> Output:
         """The members' bytes in the buffer ``name`` of the grouped tensor at ``at``. Gaps between them may hold anything."""
@@ -101,7 +101,7 @@ LEFT_OVER, GAPS = LAYOUTS[5:7]
 NOBODY = Layout("nobody's rows", ((0, 6),) * 4, (0,) * 4, {"first_dims": dims(0, 0, 0, 0)})
 
 _WIDE = 660
-LARGE = Layout("large", ((3, _WIDE), (0, _WIDE), (4, _WIDE), (1, _WIDE)), (0, 3 * _WIDE, 3 * _WIDE, 7 * _WIDE), BY_ROWS.given, _WIDE)
+LARGE = Layout("large", ((3, _WIDE), (0, _WIDE), (4, _WIDE), (1, _WIDE)), (0, 3 * _WIDE, 3 * _WIDE, 7 * _WIDE), BY_ROWS.described, _WIDE)
 """More than 4,096 elements."""
 
 
@@ -198,7 +198,7 @@ def into_output(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 
 @record("bgrad_group_quantize")
 def bgrad_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in (each for each in (*LAYOUTS, LARGE, NOBODY) if "last_dims" not in each.given):
+    for layout in (each for each in (*LAYOUTS, LARGE, NOBODY) if "last_dims" not in each.described):
         for each in _CASES if layout not in (LARGE, NOBODY) else _CASES[:1]:
             x = random(generator, layout.shape, dtype, 3.0)
             parts = layout.pieces(x)
@@ -240,7 +240,7 @@ def group_dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 
 @record("group_requantize_inplace")
 def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in (each for each in (*_WHOLE, GAPS, LARGE) if "last_dims" not in each.given):
+    for layout in (each for each in (*_WHOLE, GAPS, LARGE) if "last_dims" not in each.described):
         for each in _CASES if layout is not LARGE else _CASES[:1]:
             data, inverse, values = stored(generator, layout, each.fp8)
             for wanted in (False, True) if layout is not GAPS else (False,):
@@ -251,7 +251,7 @@ def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator
                     Output("grouped_x.rowwise_data", layout.placed(data)), layout.output("grouped_x", "columnwise_data", turned(data)),
                     Output("grouped_x.scale_inv", inverse), Output("grouped_x.columnwise_scale_inv", inverse),
                     Output(None, values.view(layout.shape) if wanted else None, dtype),
-                    *(Output(f"grouped_x.{name}", taken_on(name)) for name in ("quantizer", "num_tensors", *layout.given)),
+                    *(Output(f"grouped_x.{name}", taken_on(name)) for name in ("quantizer", "num_tensors", *layout.described)),
                 )  # fmt: skip
                 yield Sample(f"{layout.label} {each.label} {wanted}", arguments, outputs)
     yield from nothing_to_add(generator, dtype)
@@ -264,11 +264,11 @@ def nothing_to_add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     for there, asked in ((True, True), (True, False), (False, False)):
         data, inverse, values = stored(generator, BY_ROWS, each.fp8)
         columns = torch.randint(0, 256, (math.prod(BY_ROWS.shape),), generator=generator, dtype=torch.uint8) if there else None
-        held = {"columnwise_data": columns, "columnwise_scale_inv": inverse.clone() if there else None}
-        grouped = grouped_bytes(BY_ROWS, data, each.make(columnwise=there), torch.bfloat16, inverse, **held)
+        columnwise = {"columnwise_data": columns, "columnwise_scale_inv": inverse.clone() if there else None}
+        grouped = grouped_bytes(BY_ROWS, data, each.make(columnwise=there), torch.bfloat16, inverse, **columnwise)
         described = {"otype": dtype, "return_dequantized": asked, **BY_ROWS.arguments}
         arguments = {"grouped_x": grouped, "quantizer": each.make(columnwise=asked), **described}
-        outputs = [Output(f"grouped_x.{name}", x if x is None else x.clone()) for name, x in held.items()]
+        outputs = [Output(f"grouped_x.{name}", x if x is None else x.clone()) for name, x in columnwise.items()]
         outputs.append(Output(None, values.view(BY_ROWS.shape) if asked else None, dtype))
         yield Sample(f"columns there {there}, asked for {asked}", arguments, (*outputs, Output("grouped_x.rowwise_data", BY_ROWS.placed(data))))
 
@@ -347,8 +347,8 @@ def placed_at(at: str, data: Tensor, left: int) -> Output:
 
 def nvfp4_call(x: Tensor, quantizer: NVFP4Quantizer, rows: tuple[int, ...], amaxes: dict[str, Tensor]) -> dict[str, Any]:
     """The arguments that quantize members of ``rows`` by the ``amaxes`` of each way."""
-    given = {f"{way}_amax": amax.clone() for way, amax in amaxes.items()}
-    return {"tensor": x, "quantizer": quantizer, "num_tensors": len(rows), "first_dims": torch.tensor(rows), **given}
+    known_amaxes = {f"{way}_amax": amax.clone() for way, amax in amaxes.items()}
+    return {"tensor": x, "quantizer": quantizer, "num_tensors": len(rows), "first_dims": torch.tensor(rows), **known_amaxes}
 
 
 _PREFIXES = {"rowwise": "", "columnwise": "columnwise_"}

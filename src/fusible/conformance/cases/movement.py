@@ -65,8 +65,8 @@ def swap_first_dims(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
             for j in range(shape[1]):
                 swapped[j, i] = x[i, j]
         yield Sample(str(list(shape)), {"tensor": x, "out": None}, (Output(None, swapped), Output("result.is_contiguous", contiguous)))
-        given = numbers(generator, tuple(swapped.shape), dtype)
-        yield Sample(f"{list(shape)} given", {"tensor": x, "out": given}, (Output("out", swapped), Output(None, swapped)))
+        out = numbers(generator, tuple(swapped.shape), dtype)
+        yield Sample(f"{list(shape)} given", {"tensor": x, "out": out}, (Output("out", swapped), Output(None, swapped)))
 
 
 def contiguous(result: Any, arguments: Arguments) -> Any:
@@ -91,9 +91,9 @@ def transpose_to_bhsd(generator: torch.Generator, dtype: torch.dtype) -> Iterato
         wanted = heads_first(x, layout, 140), heads_first(y, layout, 8)
         outputs = (Output(0, wanted[0]), Output(1, None), Output(2, wanted[1]))
         yield Sample(layout, {"inputs": [x, None, y], "original_format": layout}, outputs)
-        given = [torch.full_like(wanted[0], 3), None, torch.full((*wanted[1].shape[:3], 16), 3).to(dtype)]
+        outs = [torch.full_like(wanted[0], 3), None, torch.full((*wanted[1].shape[:3], 16), 3).to(dtype)]
         outputs = (Output("outputs.0", wanted[0]), Output(1, None), Output("outputs.2", heads_first(y, layout, 16)), Output(0, wanted[0]))
-        yield Sample(f"{layout} given, one wider", {"inputs": [x, None, y], "original_format": layout, "outputs": given}, outputs)
+        yield Sample(f"{layout} given, one wider", {"inputs": [x, None, y], "original_format": layout, "outputs": outs}, outputs)
 
 
 @record("multi_tensor_pad_last_dim", dtypes=_DTYPES)
@@ -116,7 +116,7 @@ def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
     shapes, dtypes = [[3, 5], [2], [], [4, 0], [7]], [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float32]
     for alignments in (None, [1, 64, 8, 8, 32], [1, 512, 4, 8, 1 << 16]):  # alignments that no buffer has by chance
 
-        def apart(result: Any, arguments: Arguments, alignments: list[int] = alignments or [16] * 5) -> Any:
+        def aligned_and_disjoint(result: Any, arguments: Arguments, alignments: list[int] = alignments or [16] * 5) -> Any:
             """The result itself, which agrees, if addresses are aligned and no two tensors overlap."""
             places = [getattr(x, "placed_at", x.data_ptr()) for x in result]
             starts = sorted((place, place + x.numel() * x.element_size()) for x, place in zip(result, places, strict=True) if x.numel())
@@ -127,7 +127,7 @@ def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
         outputs = [Output(f"result.{i}.shape", torch.Size(shape)) for i, shape in enumerate(shapes)]
         outputs += [Output(f"result.{i}.dtype", wanted) for i, wanted in enumerate(dtypes)]
         arguments = {"shapes": shapes, "dtypes": dtypes, "device": _CPU, **named}
-        yield Sample(f"alignments {alignments}", arguments, (*outputs, Output(None, apart), Output("result.__len__", length)))
+        yield Sample(f"alignments {alignments}", arguments, (*outputs, Output(None, aligned_and_disjoint), Output("result.__len__", length)))
 
 
 def length(result: Any, arguments: Arguments) -> Any:
@@ -141,9 +141,9 @@ def data_pointers(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
 
     def fits(result: Any, arguments: Arguments) -> Any:
         """The addresses of the given tensors, or on another device two addresses in turn."""
-        found, given = result.cpu(), torch.tensor([each.data_ptr() for each in arguments["tensors"]])
-        if (found - given).abs().min() < 1 << 12:
-            return given
+        found, addresses = result.cpu(), torch.tensor([each.data_ptr() for each in arguments["tensors"]])
+        if (found - addresses).abs().min() < 1 << 12:
+            return addresses
         turns = torch.arange(len(found)) % 2
         good = found.dtype is torch.int64 and not (found % 4).any() and found.min() > 0 and found[0] != found[1]
         if not good or (found != found[turns]).any():

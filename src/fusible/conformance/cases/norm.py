@@ -54,8 +54,8 @@ def layernorm_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
         of_statistics = Output(1, mu.flatten(), magnitude=size), Output(2, rs.flatten(), torch.float32, x.shape[-1], size)
         outputs = Output(0, y, otype, x.shape[-1], size), *of_statistics
         yield Sample(label, {"input": x, "weight": w, "bias": b, **options}, outputs)
-    given = {"input": x, "weight": w, "bias": b, **options, "ln_out": torch.full(x.shape, 9.0, dtype=otype)}
-    yield Sample("into ln_out", given, (*outputs, replace(outputs[0], at="ln_out")))
+    arguments = {"input": x, "weight": w, "bias": b, **options, "ln_out": torch.full(x.shape, 9.0, dtype=otype)}
+    yield Sample("into ln_out", arguments, (*outputs, replace(outputs[0], at="ln_out")))
     mu, rs = statistics(x.double(), centered=True, eps=0.5)
     y = (x.double() - mu) * rs * scale(w, zero_centered) + b.double()
     outputs = Output(0, y, otype, x.shape[-1], size), Output(1, mu.flatten(), magnitude=size), Output(2, rs.flatten(), magnitude=size)
@@ -70,8 +70,8 @@ def rmsnorm_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
         y = Output(0, x.double() * rs * scale(w, zero_centered), otype, x.shape[-1])
         rest = (Output(1, None), Output(2, rs.flatten(), torch.float32, x.shape[-1]))
         yield Sample(label, {"input": x, "weight": w, **options}, (y, *rest))
-    given = {"input": x, "weight": w, **options, "ln_out": torch.full(x.shape, 9.0, dtype=otype)}
-    yield Sample("into ln_out", given, (y, replace(y, at="ln_out"), *rest))
+    arguments = {"input": x, "weight": w, **options, "ln_out": torch.full(x.shape, 9.0, dtype=otype)}
+    yield Sample("into ln_out", arguments, (y, replace(y, at="ln_out"), *rest))
     _, rs = statistics(x.double(), centered=False, eps=0.5)
     y = Output(0, x.double() * rs * scale(w, zero_centered), otype, x.shape[-1])
     rest = Output(1, None), Output(2, rs.flatten(), torch.float32, x.shape[-1])

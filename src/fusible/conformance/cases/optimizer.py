@@ -61,8 +61,8 @@ def scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 def norms(tensors: list[Tensor], each: bool | None) -> tuple[Output, Output]:
     """The norm of all float64 ``tensors``, and those of each where they are asked for."""
     squares = torch.stack([x.square().sum() for x in tensors])
-    apart = squares.sqrt() if each else torch.zeros(0, dtype=torch.float64)
-    return Output(0, squares.sum().sqrt()[None], length=4200), Output(1, apart, length=4200)
+    norm_of_each = squares.sqrt() if each else torch.zeros(0, dtype=torch.float64)
+    return Output(0, squares.sum().sqrt()[None], length=4200), Output(1, norm_of_each, length=4200)
 
 
 @record("multi_tensor_l2norm")

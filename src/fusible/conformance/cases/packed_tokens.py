@@ -68,8 +68,8 @@ def prepare(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for s, b, n, h in _SHAPES:
         # Not from the beginning of its memory.
         whole = torch.cat([numbers(generator, (5,), dtype), numbers(generator, (s * b * n * 3 * h,), dtype)])[5:].view(s, b, n, 3 * h)
-        apart = torch.stack([whole[..., i * h : (i + 1) * h].permute(1, 0, 2, 3) for i in range(3)])
-        yield Sample(f"{[s, b, n, h]}", {"qkvi": whole[..., :h]}, (Output(None, apart),))
+        unpacked = torch.stack([whole[..., i * h : (i + 1) * h].permute(1, 0, 2, 3) for i in range(3)])
+        yield Sample(f"{[s, b, n, h]}", {"qkvi": whole[..., :h]}, (Output(None, unpacked),))
 
 
 @record("fa_prepare_bwd", dtypes=(torch.bfloat16, torch.float16))

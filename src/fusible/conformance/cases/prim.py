@@ -148,9 +148,9 @@ def _divided(x: Tensor, sizes: list[int], padded: list[int], total: int) -> Tens
 @record("prim_pad_groups")
 def pad_groups(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for label, sizes, padded in (("ragged", [3, 0, 5, 1], [4, 0, 8, 4]), ("whole", [4, 8, 0, 0], [4, 8, 0, 0]), ("empty", [0] * 4, [0] * 4)):
-        x, given = random(generator, (12, 203), dtype), torch.tensor(sizes)
+        x, counts = random(generator, (12, 203), dtype), torch.tensor(sizes)
         outputs = (Output(0, _divided(x, sizes, padded, 24)), Output(1, torch.tensor(padded)))
-        yield Sample(label, {"x": x, "sizes": given, "multiple": 4}, outputs)
+        yield Sample(label, {"x": x, "sizes": counts, "multiple": 4}, outputs)
     x = random(generator, (9, 3), dtype)
     outputs = (Output(0, _divided(x, [3, 6], [8, 8], 24)), Output(1, torch.tensor([8, 8])))
     yield Sample("to 8", {"x": x, "sizes": torch.tensor([3, 6]), "multiple": 8}, outputs)

@@ -133,8 +133,8 @@ def fp8_transpose(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
         x = torch.randint(0, 256, shape, generator=generator, dtype=dtype)
         moved = x.movedim(-1, 0).contiguous()
         yield Sample(str(list(shape)), {"input": x, "dtype": DType.kFloat8E4M3, "out": None}, (Output(None, moved),))
-        given = {"input": x, "dtype": DType.kFloat8E4M3, "out": torch.zeros_like(moved)}
-        yield Sample(f"{list(shape)} given", given, (Output("out", moved),))
+        arguments = {"input": x, "dtype": DType.kFloat8E4M3, "out": torch.zeros_like(moved)}
+        yield Sample(f"{list(shape)} given", arguments, (Output("out", moved),))
 
 
 @record("compute_amax")

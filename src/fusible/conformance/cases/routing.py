@@ -164,9 +164,9 @@ def topk_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
             yield deeper(sample, len(logits))
         yield Sample(f"{label} as bits", {**arguments, "routing_map_format": 1}, (main, Output(1, bit_map(experts, _EXPERTS)), saved))
         for integer in (torch.int32, torch.int64):
-            dense, given = torch.tensor(experts, dtype=integer), torch.full((len(experts), router.topk), -1, dtype=integer)
+            dense, indices = torch.tensor(experts, dtype=integer), torch.full((len(experts), router.topk), -1, dtype=integer)
             outputs = (main, Output(1, dense), saved, Output("topk_indices", dense))
-            yield Sample(f"{label} as {integer}", {**arguments, "topk_indices": given}, outputs)
+            yield Sample(f"{label} as {integer}", {**arguments, "topk_indices": indices}, outputs)
     router, logits = _ROUTERS["sqrtsoftplus"], logits_of(generator, dtype, _MANY)
     probs, experts = router(logits.double())
     outputs = (Output(0, probs, dtype, _EXPERTS), Output(1, byte_map(experts, _EXPERTS)), Output(2, logits.double(), length=_EXPERTS))
@@ -208,8 +208,8 @@ def topk_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
             "indices": (torch.tensor(experts, dtype=torch.int32), {"use_dense_indices": True}),
         }
         for form, (routed, more) in forms.items() if label != "many tokens" else [("map", forms["map"])]:
-            given = {"routing_map": routed, "intermediate_output": saved.clone(), "grad_probs": g.clone()}
-            arguments = {**given, "grad_logits": torch.full(g.shape, math.nan, dtype=dtype), **options, **more}
+            inputs = {"routing_map": routed, "intermediate_output": saved.clone(), "grad_probs": g.clone()}
+            arguments = {**inputs, "grad_logits": torch.full(g.shape, math.nan, dtype=dtype), **options, **more}
             sample = Sample(f"{label} by {form}", arguments, (Output("grad_logits", wanted, dtype, _EXPERTS, size), Output(None, None)))
             yield sample
             if label in ("softmax", "sigmoid groups bias", "sqrtsoftplus"):
@@ -270,8 +270,8 @@ def balancing_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterato
                     "logits": logits.clone(), "topk": topk, "scaling_factor": scaling, "expert_bias": bias.clone(), "topk_indices": None,
                     "histogram": torch.full_like(histogram, 100), "bin_bounds": torch.tensor([_LOWER, _UPPER]), "histogram_mode": mode, **more,
                 }  # fmt: skip
-                given = (Output("topk_indices", indices),) if form == "indices" else ()
-                sample = Sample(f"{mode.name} {form}, {count} tokens, top {topk}", arguments, (*outputs, Output(1, routed), *given))
+                indices_output = (Output("topk_indices", indices),) if form == "indices" else ()
+                sample = Sample(f"{mode.name} {form}, {count} tokens, top {topk}", arguments, (*outputs, Output(1, routed), *indices_output))
                 yield sample
                 if count == 8 and mode == every[0]:
                     yield deeper(sample, count)
@@ -386,5 +386,5 @@ def loss_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
         tokens, constants = counted(generator, each, counts), torch.tensor([_LOSSES[torch.int32].constant, 0.5])
         gradient = torch.tensor(gradients[counts], dtype=dtype)
         wanted = (gradient.double() * constants[0].double() * tokens.double()).expand(each.rows, each.columns)
-        given = {"Const_buf": constants, "tokens_per_expert": tokens, "num_rows": each.rows, "num_cols": each.columns}
-        yield Sample(f"counts {counts}", {**given, "grad_aux_loss": gradient}, (Output(None, wanted, dtype),))
+        inputs = {"Const_buf": constants, "tokens_per_expert": tokens, "num_rows": each.rows, "num_cols": each.columns}
+        yield Sample(f"counts {counts}", {**inputs, "grad_aux_loss": gradient}, (Output(None, wanted, dtype),))

@@ -174,8 +174,8 @@ def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 
         def addresses(result: Any, arguments: Arguments) -> Tensor:
             """The addresses of the data if the backend got these tensors; on another device any addresses but 0."""
-            given = torch.tensor([x.data_ptr() for x in arguments["data_tensors"]])
-            return given if result[1][0] == result[2].data_ptr() or not result[0].all() else result[0].cpu().to(torch.int64)
+            pointers = torch.tensor([x.data_ptr() for x in arguments["data_tensors"]])
+            return pointers if result[1][0] == result[2].data_ptr() or not result[0].all() else result[0].cpu().to(torch.int64)
 
         clear = [used(x, *shape, four_bits, columns) for x, shape in zip(scales, shapes, strict=True)]
         buffer = torch.cat([in_tiles(x, columns).reshape(-1) for x in clear])

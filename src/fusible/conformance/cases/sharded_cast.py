@@ -187,8 +187,8 @@ def fused(generator: torch.Generator, tiles: tuple[int, ...], of_all: float | No
 
 @record("nvfp4_fused_scale", dtypes=(torch.float32,))
 def fused_scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    given = [(str(tiles), tiles, None) for tiles in _TILES] + [(f"a global amax of {of_all}", _TILES[0], of_all) for of_all in _OF_ALL]
-    for label, tiles, of_all in given:
+    labelled = [(str(tiles), tiles, None) for tiles in _TILES] + [(f"a global amax of {of_all}", _TILES[0], of_all) for of_all in _OF_ALL]
+    for label, tiles, of_all in labelled:
         arguments, wanted = fused(generator, tiles, of_all)
         yield Sample(label, {**arguments, "block_len": tiles[-1]}, tuple(Output(name, x) for name, x in wanted.items()))
 
@@ -246,8 +246,8 @@ def nvfp4_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
     for block in (16, 5):
         for x, arguments, wanted in packed(generator, dtype, block):
             yield Sample(f"{x.label} by {block}", {**arguments, "block_len": block}, (Output("out", wanted),))
-            held = {**arguments, "out": holder(arguments["out"].clone()), "block_len": block}
-            yield Sample(f"{x.label} by {block}, held", held, (Output("out._rowwise_data", wanted),))
+            in_storage = {**arguments, "out": holder(arguments["out"].clone()), "block_len": block}
+            yield Sample(f"{x.label} by {block}, held", in_storage, (Output("out._rowwise_data", wanted),))
     for value, code in ((0.0, 0), (6e4, 0x77)):
         # A scale that E4M3 rounds to zero: all elements but zeros saturate.
         arguments = one_tile(torch.full((16, 16), value, dtype=dtype), torch.zeros(1, 1))
@@ -258,8 +258,8 @@ def nvfp4_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
 
 def one_tile(x: Tensor, scale: Tensor) -> dict[str, Any]:
     """The arguments of a cast of the whole weight ``x [16, 16]`` by a global scale of 1."""
-    given = {"inp": x, "out": torch.full((16, 8), 0x99, dtype=torch.uint8), "scale": scale, "global_scale": torch.ones(1)}
-    return {**given, "h": 16, "w": 16, "start_offset": 0}
+    arguments = {"inp": x, "out": torch.full((16, 8), 0x99, dtype=torch.uint8), "scale": scale, "global_scale": torch.ones(1)}
+    return {**arguments, "h": 16, "w": 16, "start_offset": 0}
 
 
 def between_codes(dtype: torch.dtype) -> tuple[dict[str, Any], Tensor]:

@@ -36,23 +36,23 @@ class TensorCheck:
         self.dynamic: list[tuple[int, Symbol]] = [(d, symbol_of(n)) for d, n in enumerate(shape) if isinstance(n, Size)]
         self.origins = [(found, f"dimension {d} of {name}") for d, found in self.dynamic]
 
-    def admit(self, given: Any, sizes: list[int]) -> Any:
-        """The engine's buffer of ``given``, or the ``Storage`` itself where it is donated. Appends the sizes of its dynamic dimensions to
+    def admit(self, value: Any, sizes: list[int]) -> Any:
+        """The engine's buffer of ``value``, or the ``Storage`` itself where it is donated. Appends the sizes of its dynamic dimensions to
         ``sizes``."""
-        if isinstance(given, Tensor):
-            tensor = given.trace_tensor
+        if isinstance(value, Tensor):
+            tensor = value.trace_tensor
             if tensor.device is not DEFAULT:
                 do = f'pass copy(tensor, device("{DEFAULT}"))'
                 raise ArgumentError(expected(f"a tensor on {DEFAULT}", of=self.of, got=f"one on {tensor.device}", do=do))
             self.check(tensor.dtype, tensor.shape, sizes)
             storage = executor.materialize(tensor)
             return storage if self.donate else storage.placed()
-        array = self.read(given, sizes, strided=False)
+        array = self.read(value, sizes, strided=False)
         return Storage(array.shape, self.dtype, array) if self.donate else pjrt.place(array, self.dtype)
 
-    def read(self, given: Any, sizes: list[int], strided: bool = True) -> Array:
-        """The host array of ``given``, checked. Appends the sizes of its dynamic dimensions to ``sizes``."""
-        array = given.numpy() if isinstance(given, Tensor | Output) else read(given, self.numpy, strided, self.of)
+    def read(self, value: Any, sizes: list[int], strided: bool = True) -> Array:
+        """The host array of ``value``, checked. Appends the sizes of its dynamic dimensions to ``sizes``."""
+        array = value.numpy() if isinstance(value, Tensor | Output) else read(value, self.numpy, strided, self.of)
         if array.dtype != self.numpy or array.shape != self.shape:
             self.check(BY_NUMPY[array.dtype], array.shape, sizes)
         return array
@@ -62,7 +62,7 @@ class TensorCheck:
             raise DTypeError(expected(f"dtype {self.dtype}", of=self.of, got=of, do="cast it first"))
         if shape == self.shape:
             return
-        if len(shape) != len(self.shape) or any(type(n) is int and n != given for n, given in zip(self.shape, shape, strict=True)):
+        if len(shape) != len(self.shape) or any(type(n) is int and n != size for n, size in zip(self.shape, shape, strict=True)):
             spelled = f"({', '.join(map(str, self.shape))}{',' if len(self.shape) == 1 else ''})"
             raise ShapeError(expected(f"shape {spelled}", of=self.of, got=shape, do="reshape it, or compile for that shape"))
         for d, found in self.dynamic:
@@ -85,14 +85,14 @@ class SizeCheck:
         self.size = size
         self.origins = [(symbol_of(size), f"the size {name}")] if isinstance(size, Size) else []
 
-    def admit(self, given: Any, sizes: list[int]) -> Any:
-        return pjrt.place(self.read(given, sizes), dtypes.int32)
+    def admit(self, value: Any, sizes: list[int]) -> Any:
+        return pjrt.place(self.read(value, sizes), dtypes.int32)
 
-    def read(self, given: Any, sizes: list[int], strided: bool = True) -> Array:
+    def read(self, number: Any, sizes: list[int], strided: bool = True) -> Array:
         """The value as a scalar array, checked; appends it to ``sizes``."""
-        value = size_of(given)
+        value = size_of(number)
         if type(value) is not int:
-            raise DTypeError(expected("an int or a DimensionSize with a value", of=self.of, got=repr(given), do="pass a whole number"))
+            raise DTypeError(expected("an int or a DimensionSize with a value", of=self.of, got=repr(number), do="pass a whole number"))
         low, high = (self.size, self.size) if not isinstance(self.size, Size) else (self.origins[0][0].min, self.origins[0][0].max)
         if not low <= value <= high:
             wanted = f"a size from {low} to {high}"

@@ -37,14 +37,14 @@ _TRIED = 10_000
 """The largest number of sets of sizes that a condition is checked for by trying each."""
 
 
-def checked_buckets(given: Any, known: Sequence[Symbol], donating: bool) -> Buckets:
+def checked_buckets(buckets: Any, known: Sequence[Symbol], donating: bool) -> Buckets:
     """``buckets`` of ``compile`` by symbol; raises ``ArgumentError`` or ``DTypeError`` for an unknown dimension, illegal sizes, or with donation."""
     of = "buckets of compile"
-    if not isinstance(given, Mapping):
-        raise DTypeError(expected("a mapping of names of dimensions to sizes", of=of, got=repr(given), do='pass for instance {"length": (16, 64)}'))
+    if not isinstance(buckets, Mapping):
+        raise DTypeError(expected("a mapping of names of dimensions to sizes", of=of, got=repr(buckets), do='pass for instance {"length": (16, 64)}'))
     by_name = {found.name: found for found in known}
     made: dict[Symbol, tuple[int, ...]] = {}
-    for name, sizes in given.items():
+    for name, sizes in buckets.items():
         if name not in by_name:
             wanted = f"a dynamic dimension, of {', '.join(sorted(by_name)) or 'which there is none'}"
             raise ArgumentError(expected(wanted, of=of, got=repr(name), do="name a NamedDimension, or argument.dimension"))
@@ -138,13 +138,13 @@ class _Padding(pjrt.BufferProgram):
 
     def execute(self, buffers: Sequence[Any]) -> list[Any]:
         """Pad, run, and cut. Padding and cutting copy."""
-        given = list(buffers)
+        inputs = list(buffers)
         for i, ((shape, of), (wide, _)) in enumerate(zip(self.inputs[: self._count], self._program.inputs, strict=False)):
             if shape != wide:
                 array = _beyond(wide, of)
-                array[_part(shape)] = pjrt.host_view(given[i], shape, of)
-                given[i] = pjrt.place(aligned(array), of)
-        results = self._program.execute([*given[: self._count], *self._true, *given[self._count :]])
+                array[_part(shape)] = pjrt.host_view(inputs[i], shape, of)
+                inputs[i] = pjrt.place(aligned(array), of)
+        results = self._program.execute([*inputs[: self._count], *self._true, *inputs[self._count :]])
         for i, ((shape, of), (wide, _)) in enumerate(zip(self.outputs, self._program.outputs, strict=True)):
             if shape != wide:
                 results[i] = pjrt.place(aligned(np.ascontiguousarray(pjrt.host_view(results[i], wide, of)[_part(shape)])), of)

@@ -62,9 +62,9 @@ def compile(
     checks = checks_of(signature)
     tracers = [_tracer(check, i, leaf.name) for i, (check, leaf) in enumerate(zip(checks, signature.leaves, strict=True))]
     made = {leaf.name: tracer for leaf, (tracer, _) in zip(signature.leaves, tracers, strict=True)}
-    given = filled(bound, made)
+    arguments = filled(bound, made)
     with collected() as conditions:
-        returned = func(*given.args, **given.kwargs)
+        returned = func(*arguments.args, **arguments.kwargs)
     outputs: list[Tensor] = []
     _flatten(returned, outputs, name)
     if not outputs:

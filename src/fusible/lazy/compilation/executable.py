@@ -157,15 +157,15 @@ class Executable:
             leaves: Sequence[Any] = args if len(args) == self._plain_count and not kwargs else self._signature.bind(args, kwargs)
             buffers: list[Any] = []
             sizes: list[int] = []
-            for check, given in zip(self._checks, leaves, strict=True):
-                if type(given) is Tensor and not check.donate:
+            for check, leaf in zip(self._checks, leaves, strict=True):
+                if type(leaf) is Tensor and not check.donate:
                     # The common case without a call: a stored tensor of the one right type.
-                    tensor = given.trace_tensor
+                    tensor = leaf.trace_tensor
                     stored = tensor.producer
                     if type(stored) is Storage and tensor.shape == check.shape and tensor.dtype is check.dtype and tensor.device is DEFAULT:
                         buffers.append(stored.buffer if stored.buffer is not None else stored.placed())
                         continue
-                buffers.append(check.admit(given, sizes))
+                buffers.append(check.admit(leaf, sizes))
             program, results = self._fixed or self._at(sizes)
             if self._donated:
                 self._donate(buffers)
@@ -192,7 +192,7 @@ class Executable:
                 wanted = f"{len(self._checks)} inputs"
                 raise ArgumentError(expected(wanted, of=f"the executable {self.name}", got=len(inputs), do="pass one per InputInfo"))
             sizes: list[int] = []
-            arrays = [check.read(given, sizes) for check, given in zip(self._checks, inputs, strict=True)]
+            arrays = [check.read(value, sizes) for check, value in zip(self._checks, inputs, strict=True)]
             program, _ = self._fixed or self._at(sizes)
         except FusibleError as error:
             locate(error, ())
@@ -283,9 +283,9 @@ class Executable:
 
     def _donate(self, buffers: list[Any]) -> None:
         """Replace the stored tensors that are donated by their buffers; they are used up."""
-        given: list[Storage] = [buffers[i] for i in self._donated]
+        donated: list[Storage] = [buffers[i] for i in self._donated]
         kept = {id(b) for i, b in enumerate([*buffers, *self._constants]) if i not in self._donated}
-        if len(set(map(id, given))) < len(given) or any(id(stored.buffer) in kept for stored in given):
+        if len(set(map(id, donated))) < len(donated) or any(id(stored.buffer) in kept for stored in donated):
             got = "one that is another input or a constant as well"
             raise ArgumentError(expected("a tensor of its own", of=f"a donated input of the executable {self.name}", got=got, do="copy it first"))
         for i in self._donated:

@@ -59,11 +59,11 @@ class NamedDimension:
         return self.min, self.opt, self.max
 
 
-def _ordered(given: Any, what: str) -> tuple[int, int, int]:
+def _ordered(bounds: Any, what: str) -> tuple[int, int, int]:
     """Three sizes ``min <= opt <= max``; raises ``ShapeError`` or ``DTypeError`` for anything else."""
-    sizes: list[Any] = [size_of(n) for n in given]
+    sizes: list[Any] = [size_of(n) for n in bounds]
     if len(sizes) != 3 or not all(type(n) is int for n in sizes):
-        got = repr(given)
+        got = repr(bounds)
         raise DTypeError(expected("three ints (min, opt, max)", of=f"the bounds of {what}", got=got, do="pass for instance (1, 8, 32)"))
     low, usual, high = sizes
     if not 0 <= low <= usual <= high:
@@ -71,15 +71,15 @@ def _ordered(given: Any, what: str) -> tuple[int, int, int]:
     return low, usual, high
 
 
-def _dimension(given: Any) -> int | Bounds | NamedDimension:
-    if isinstance(given, NamedDimension):
-        return given
-    if isinstance(given, Bounds | tuple | list):
-        return Bounds(*_ordered(tuple(given), "a dynamic dimension of InputInfo"))
-    size = size_of(given)
+def _dimension(dimension: Any) -> int | Bounds | NamedDimension:
+    if isinstance(dimension, NamedDimension):
+        return dimension
+    if isinstance(dimension, Bounds | tuple | list):
+        return Bounds(*_ordered(tuple(dimension), "a dynamic dimension of InputInfo"))
+    size = size_of(dimension)
     if type(size) is not int:
         do = "pass an int, (min, opt, max) or a NamedDimension"
-        raise DTypeError(expected("a size or its bounds", of="a dimension of InputInfo", got=repr(given), do=do))
+        raise DTypeError(expected("a size or its bounds", of="a dimension of InputInfo", got=repr(dimension), do=do))
     if size < 0:
         raise ShapeError(expected("a size of at least 0", of="a dimension of InputInfo", got=size, do="pass the size explicitly"))
     return size
@@ -123,17 +123,17 @@ class InputInfo:
         return tuple([_size(d, f"{name}.{i}", named) for i, d in enumerate(self.shape)])
 
 
-def _size(given: int | Bounds | NamedDimension, name: str, named: dict[str, NamedDimension]) -> SizeLike:
-    if isinstance(given, int):
-        return given
-    if isinstance(given, NamedDimension):
-        first = named.setdefault(given.name, given)
-        if first != given:
-            got = f"{first.bounds} and {given.bounds}"
+def _size(dimension: int | Bounds | NamedDimension, name: str, named: dict[str, NamedDimension]) -> SizeLike:
+    if isinstance(dimension, int):
+        return dimension
+    if isinstance(dimension, NamedDimension):
+        first = named.setdefault(dimension.name, dimension)
+        if first != dimension:
+            got = f"{first.bounds} and {dimension.bounds}"
             do = "give them another name, or the same bounds"
-            raise ArgumentError(expected("one set of bounds", of=f"the dimension {given.name!r}", got=got, do=do))
-        name = given.name
-    return symbol(name, given.min, given.opt, given.max)
+            raise ArgumentError(expected("one set of bounds", of=f"the dimension {dimension.name!r}", got=got, do=do))
+        name = dimension.name
+    return symbol(name, dimension.min, dimension.opt, dimension.max)
 
 
 @_made_by_user
@@ -147,11 +147,11 @@ class DimensionInputInfo:
     value_bounds: Any
 
     def __post_init__(self) -> None:
-        given = self.value_bounds
-        if not isinstance(given, Bounds | tuple | list):
+        bounds = self.value_bounds
+        if not isinstance(bounds, Bounds | tuple | list):
             of, do = "value_bounds of DimensionInputInfo", "pass for instance (1, 8, 32)"
-            raise DTypeError(expected("three ints (min, opt, max)", of=of, got=repr(given), do=do))
-        sizes = [n[0] if isinstance(n, tuple) and len(n) == 1 else n for n in given]
+            raise DTypeError(expected("three ints (min, opt, max)", of=of, got=repr(bounds), do=do))
+        sizes = [n[0] if isinstance(n, tuple) and len(n) == 1 else n for n in bounds]
         object.__setattr__(self, "value_bounds", Bounds(*((n,) for n in _ordered(sizes, "DimensionInputInfo"))))
 
     @property

@@ -183,10 +183,10 @@ def _storages(data: bytes, types: list[Any]) -> list[Storage]:
     made = []
     for i, (shape, name) in enumerate(types):
         of = DTYPES[name]
-        held = found[f"c{i}"]
-        if list(held["shape"]) != list(shape) or held["dtype"] != _saved_dtype(of):
-            raise ValueError(f"constant {i} is {held['dtype']} {held['shape']}, not {name} {shape}")
-        array = aligned(np.frombuffer(held["data"], of.numpy).reshape(shape))
+        stored = found[f"c{i}"]
+        if list(stored["shape"]) != list(shape) or stored["dtype"] != _saved_dtype(of):
+            raise ValueError(f"constant {i} is {stored['dtype']} {stored['shape']}, not {name} {shape}")
+        array = aligned(np.frombuffer(stored["data"], of.numpy).reshape(shape))
         op = Storage(tuple(shape), of, array)
         op.output(DEFAULT, UNKNOWN)
         made.append(op)

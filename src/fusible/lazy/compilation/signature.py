@@ -145,21 +145,21 @@ class Signature:
         if len(args) > len(self._positional):
             wanted = f"{len(self._positional)} inputs{'' if len(self._positional) == len(self.parameters) else ' by position'}"
             raise ArgumentError(expected(wanted, of=self._of, got=len(args), do=f"pass {self._spelled}"))
-        given = {p.name: value for p, value in zip(self._positional, args, strict=False)}
+        by_name = {p.name: value for p, value in zip(self._positional, args, strict=False)}
         for name, value in kwargs.items():
-            if name in given:
+            if name in by_name:
                 raise ArgumentError(expected(f"one value for {name}", of=self._of, got="two", do="pass it by position or by name"))
             if not any(p.name == name for p in self.parameters):
                 do = "leave out what is a constant of the executable"
                 raise ArgumentError(expected(self._spelled, of=self._of, got=f"an argument {name}", do=do))
-            given[name] = value
-        missing = [p.name for p in self.parameters if p.name not in given]
+            by_name[name] = value
+        missing = [p.name for p in self.parameters if p.name not in by_name]
         if missing:
-            got = f"{len(given)}, without {', '.join(missing)}"
+            got = f"{len(by_name)}, without {', '.join(missing)}"
             raise ArgumentError(expected(f"{len(self.parameters)} inputs", of=self._of, got=got, do=f"pass {self._spelled}"))
         flat: list[Any] = []
         for p in self.parameters:
-            self._match(p.template, given[p.name], p.name, flat)
+            self._match(p.template, by_name[p.name], p.name, flat)
         return flat
 
     @property
@@ -170,22 +170,22 @@ class Signature:
     def _spelled(self) -> str:
         return f"({', '.join(p.name for p in self.parameters)})"
 
-    def _match(self, template: Template, given: Any, name: str, into: list[Any]) -> None:
-        """Append the runtime inputs of ``given``, which has the structure of ``template``. Values in place of constants are ignored."""
+    def _match(self, template: Template, value: Any, name: str, into: list[Any]) -> None:
+        """Append the runtime inputs of ``value``, which has the structure of ``template``. Values in place of constants are ignored."""
         if isinstance(template, Leaf):
-            into.append(given)
+            into.append(value)
         elif isinstance(template, dict):
-            keys = list(given) if isinstance(given, dict) else None
-            if keys is None or any(key not in given for key in template):
-                got = f"the keys {keys}" if keys is not None else f"a {type(given).__name__}"
+            keys = list(value) if isinstance(value, dict) else None
+            if keys is None or any(key not in value for key in template):
+                got = f"the keys {keys}" if keys is not None else f"a {type(value).__name__}"
                 wanted = f"a dict with the keys {list(template)}"
                 raise ArgumentError(expected(wanted, of=f"{name} of {self._of}", got=got, do="pass the structure that it was compiled for"))
             for key, part in template.items():
-                self._match(part, given[key], f"{name}[{key!r}]", into)
+                self._match(part, value[key], f"{name}[{key!r}]", into)
         elif template is not None:
-            if not isinstance(given, list | tuple) or len(given) != len(template):
-                got = f"{len(given)}" if isinstance(given, list | tuple) else f"a {type(given).__name__}"
+            if not isinstance(value, list | tuple) or len(value) != len(template):
+                got = f"{len(value)}" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
                 wanted = f"a sequence of {len(template)}"
                 raise ArgumentError(expected(wanted, of=f"{name} of {self._of}", got=got, do="pass the structure that it was compiled for"))
             for i, part in enumerate(template):
-                self._match(part, given[i], f"{name}[{i}]", into)
+                self._match(part, value[i], f"{name}[{i}]", into)

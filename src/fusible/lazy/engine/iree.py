@@ -128,11 +128,11 @@ class _IREEProgram(pjrt.BufferProgram):
     def execute(self, buffers: Sequence[Any]) -> list[Any]:
         """Operands are copied into IREE's memory, and results out of it: stored tensors are XLA's buffers, whatever engine runs."""
         runtime = self._runtime
-        given, made = runtime.VmVariantList(len(buffers)), runtime.VmVariantList(len(self.outputs))
+        inputs, made = runtime.VmVariantList(len(buffers)), runtime.VmVariantList(len(self.outputs))
         for i, buffer in enumerate(buffers):
-            given.push_ref(self._copied(i, pjrt.host_view(buffer, *self.inputs[i])))
+            inputs.push_ref(self._copied(i, pjrt.host_view(buffer, *self.inputs[i])))
         with self._lock:
-            self._context.invoke(self._main, given, made)
+            self._context.invoke(self._main, inputs, made)
         results = []
         for i, (shape, of) in enumerate(self.outputs):
             mapped = made.get_as_object(i, runtime.HalBufferView).map()

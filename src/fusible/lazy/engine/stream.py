@@ -43,7 +43,7 @@ def default_stream(device: device = DEFAULT) -> Stream:
     return _DEFAULT.setdefault(_checked(device), Stream(device))
 
 
-def _checked(given: device) -> device:
-    if not isinstance(given, device):
-        raise DTypeError(expected("a device", of="a stream", got=repr(given), do='pass fusible.lazy.device("gpu")'))
-    return given
+def _checked(place: device) -> device:
+    if not isinstance(place, device):
+        raise DTypeError(expected("a device", of="a stream", got=repr(place), do='pass fusible.lazy.device("gpu")'))
+    return place

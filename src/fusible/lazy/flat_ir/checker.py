@@ -44,7 +44,7 @@ def _check_part(part: FlatIR | Function) -> None:
             known.add(out)
             names.add(out.name)
         if wrong:
-            raise _wrong(f"that {wrong}", _around(part, index))
+            raise _wrong(f"that {wrong}", _context(part, index))
     if any(t not in known for t in part.outputs):
         raise _wrong("that outputs are made", str(part))
 
@@ -53,6 +53,6 @@ def _wrong(what: str, got: str) -> CompileError:
     return CompileError(expected(what, of="FlatIR", got=got, do="correct the lowering or the pass that made it"))
 
 
-def _around(flat: FlatIR | Function, index: int) -> str:
+def _context(flat: FlatIR | Function, index: int) -> str:
     lines = [f"{'-> ' if i == index else '   '}{op}" for i, op in enumerate(flat.ops)]
     return "\n" + "\n".join(lines[max(0, index - 2) : index + 3]) + "\n"

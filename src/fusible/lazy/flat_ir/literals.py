@@ -99,17 +99,17 @@ class _Graph:
                 self.users.setdefault(t, []).append(op)
 
     def is_readable(self, literal: FlatIRTensor) -> bool:
-        held = [literal]
-        for t in held:
+        literals = [literal]
+        for t in literals:
             for op in self.users.get(t, ()):
                 if not self._is_fine(op, t):
                     return False
                 if op.outputs[0] in self.known:
-                    held.append(op.outputs[0])
+                    literals.append(op.outputs[0])
         return True
 
-    def _is_fine(self, op: FlatIROp, held: FlatIRTensor) -> bool:
-        """Whether ``op`` gives the same bits where ``held`` is an input. Float arithmetic on constants alone does not: the compiler would compute
+    def _is_fine(self, op: FlatIROp, literal: FlatIRTensor) -> bool:
+        """Whether ``op`` gives the same bits where ``literal`` is an input. Float arithmetic on constants alone does not: the compiler would compute
         it."""
         if isinstance(op, _MOVES):
             return True
@@ -118,17 +118,17 @@ class _Graph:
         if op.outputs[0] in self.known:
             return False
         if type(op) in _CHAINS:
-            return self._is_alone(op, held)
+            return self._is_alone(op, literal)
         return isinstance(op, _EXACT) and not (isinstance(op, _CHOICES) and self._is_computed_with(op))
 
-    def _is_alone(self, op: FlatIROp, held: FlatIRTensor) -> bool:
-        """Whether ``held`` is the only known operand in the chain of sums (or products) that ``op`` is part of, and the engine can join the chain
+    def _is_alone(self, op: FlatIROp, literal: FlatIRTensor) -> bool:
+        """Whether ``literal`` is the only known operand in the chain of sums (or products) that ``op`` is part of, and the engine can join the chain
         with nothing else: a choice or a power with a known operand, the quotient ``1 / (1 + exp(-x))`` that it makes of a logistic, another
         product."""
         chain = _CHAINS[type(op)]
         links = [op]
         for link in links:
-            if any(t in self.known and (link is not op or t is not held) for t in link.inputs):
+            if any(t in self.known and (link is not op or t is not literal) for t in link.inputs):
                 return False
             makers = [made for t in link.inputs if (made := self._maker(t, chain)) is not None]
             takers = list(self._takers(link, chain))

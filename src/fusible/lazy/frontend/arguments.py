@@ -31,12 +31,12 @@ def as_shape(shape: Any, of: str = "a shape") -> Shape:
     return dims  # type: ignore[return-value] - see Shape
 
 
-def _as_size(given: Any) -> SizeLike:
-    found = size_of(given)
+def _as_size(size: Any) -> SizeLike:
+    found = size_of(size)
     if found is not None:
         return found
-    whole = isinstance(given, float) and given.is_integer()  # n / 2 of a size that is known, where that of a dynamic one is a size
-    return int(given) if whole else operator.index(given)  # pyright: ignore[reportArgumentType] - a float raises
+    whole = isinstance(size, float) and size.is_integer()  # n / 2 of a size that is known, where that of a dynamic one is a size
+    return int(size) if whole else operator.index(size)  # pyright: ignore[reportArgumentType] - a float raises
 
 
 def normalize_dim(dim: Any, ndim: int, what: str) -> int:

@@ -238,10 +238,10 @@ class Tensor(metaclass=TensorMeta):
 _new = object.__new__
 
 
-def _place(given: Any) -> device:
-    if given is not None and not isinstance(given, device):
-        raise DTypeError(expected("a device or None", of="device of Tensor", got=type(given).__qualname__, do='pass fusible.lazy.device("cpu")'))
-    return DEFAULT if given is None else given
+def _place(place: Any) -> device:
+    if place is not None and not isinstance(place, device):
+        raise DTypeError(expected("a device or None", of="device of Tensor", got=type(place).__qualname__, do='pass fusible.lazy.device("cpu")'))
+    return DEFAULT if place is None else place
 
 
 def _plain(value: Any) -> Any:

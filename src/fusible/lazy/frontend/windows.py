@@ -18,33 +18,33 @@ Padding = tuple[tuple[SizeLike, SizeLike], ...]
 """Elements before and after each dimension."""
 
 
-def steps(given: Any, rank: int, parameter: str, what: str) -> tuple[SizeLike, ...]:
-    """``given`` as one size of at least 1 per dimension; ``None`` means 1 everywhere. Raises ``ArgumentError`` for anything else."""
-    if given is None:
+def steps(value: Any, rank: int, parameter: str, what: str) -> tuple[SizeLike, ...]:
+    """``value`` as one size of at least 1 per dimension; ``None`` means 1 everywhere. Raises ``ArgumentError`` for anything else."""
+    if value is None:
         return (1,) * rank
-    found = _sizes(given, 1, f"{parameter} of {what}")
+    found = _sizes(value, 1, f"{parameter} of {what}")
     if len(found) == rank and None not in found:
         return found
-    raise _wrong(f"{rank} ints of at least 1", parameter, what, given, "pass one for every dimension that it covers")
+    raise _wrong(f"{rank} ints of at least 1", parameter, what, value, "pass one for every dimension that it covers")
 
 
-def padding_of(given: Any, rank: int, parameter: str, what: str) -> Padding:
-    """``given`` as one pair of sizes of at least 0 per dimension; ``None`` means no padding. Raises ``ArgumentError`` for anything else."""
-    if given is None:
+def padding_of(value: Any, rank: int, parameter: str, what: str) -> Padding:
+    """``value`` as one pair of sizes of at least 0 per dimension; ``None`` means no padding. Raises ``ArgumentError`` for anything else."""
+    if value is None:
         return ((0, 0),) * rank
-    pairs = tuple(_sizes(pair, 0, f"{parameter} of {what}") for pair in _items(given))
+    pairs = tuple(_sizes(pair, 0, f"{parameter} of {what}") for pair in _items(value))
     if len(pairs) == rank and all(len(p) == 2 and None not in p for p in pairs):
         return pairs
-    raise _wrong(f"{rank} pairs of ints of at least 0", parameter, what, given, "pass (before, after) for every dimension that it covers")
+    raise _wrong(f"{rank} pairs of ints of at least 0", parameter, what, value, "pass (before, after) for every dimension that it covers")
 
 
-def _items(given: Any) -> tuple[Any, ...]:
-    return tuple(given) if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) else ()
+def _items(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else ()
 
 
-def _sizes(given: Any, least: int, what: str) -> tuple[Any, ...]:
-    """The sizes in ``given``, with ``None`` in place of each item that is no size, or that is below ``least``."""
-    found = [size_of(n) for n in _items(given)]
+def _sizes(value: Any, least: int, what: str) -> tuple[Any, ...]:
+    """The sizes in ``value``, with ``None`` in place of each item that is no size, or that is below ``least``."""
+    found = [size_of(n) for n in _items(value)]
     return tuple([n if n is not None and holds(n, ">=", least, what) else None for n in found])
 
 

@@ -23,11 +23,11 @@ def float_dtype(name: str, of: Any) -> dtype:
 
 def check_sizes(name: str, **sizes: Any) -> None:
     """Raise ``DTypeError`` or ``ShapeError`` unless the arguments of a module are sizes."""
-    for argument, given in sizes.items():
-        wanted = expected("an int of at least 0", of=f"{argument} of {name}", got=repr(given), do="pass the number of elements")
-        if type(size_of(given)) is not int:
+    for argument, size in sizes.items():
+        wanted = expected("an int of at least 0", of=f"{argument} of {name}", got=repr(size), do="pass the number of elements")
+        if type(size_of(size)) is not int:
             raise pointing(DTypeError(wanted), argument)
-        if given < 0:
+        if size < 0:
             raise pointing(ShapeError(wanted), argument)
 
 

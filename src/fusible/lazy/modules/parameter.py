@@ -106,12 +106,14 @@ def check_fits(label: str, declared: Tensor, value: Any) -> Tensor:
     """
     if not isinstance(value, Tensor):
         raise DTypeError(expected("a lazy tensor", of=label, got=type(value).__name__, do="wrap the data in Tensor(data)"))
-    given = value.trace_tensor
+    traced = value.trace_tensor
     accepted = [(declared.shape, declared.dtype), *getattr(declared, "alternatives", ())]
-    fitting = [of for shape, of in accepted if len(shape) == len(given.shape) and all(a in (ANY, b) for a, b in zip(shape, given.shape, strict=True))]
-    if given.dtype in fitting:
+    fitting = [
+        of for shape, of in accepted if len(shape) == len(traced.shape) and all(a in (ANY, b) for a, b in zip(shape, traced.shape, strict=True))
+    ]
+    if traced.dtype in fitting:
         return value
     wanted = " or ".join(_spell(*of) for of in accepted)
     if fitting:
-        raise DTypeError(expected(wanted, of=label, got=given, do="cast the tensor first"))
-    raise ShapeError(expected(wanted, of=label, got=given, do="reshape the tensor, or make the module of its sizes"))
+        raise DTypeError(expected(wanted, of=label, got=traced, do="cast the tensor first"))
+    raise ShapeError(expected(wanted, of=label, got=traced, do="reshape the tensor, or make the module of its sizes"))

@@ -119,9 +119,9 @@ def _turned(weight: FlatIRTensor, groups: int) -> FlatIRTensor:
     inward, outward, *kernel = weight.shape
     spatial = range(2, len(weight.shape))
     flipped = emit(flat.FlipOp, [weight], weight.shape, weight.dtype, reason, dims=list(spatial))
-    apart = emit(flat.ReshapeOp, [flipped], (groups, inward // groups, outward, *kernel), weight.dtype, reason)
+    per_group = emit(flat.ReshapeOp, [flipped], (groups, inward // groups, outward, *kernel), weight.dtype, reason)
     perm = [0, 2, 1, *(d + 1 for d in spatial)]
-    swapped = emit(flat.TransposeOp, [apart], (groups, outward, inward // groups, *kernel), weight.dtype, reason, perm=perm)
+    swapped = emit(flat.TransposeOp, [per_group], (groups, outward, inward // groups, *kernel), weight.dtype, reason, perm=perm)
     return emit(flat.ReshapeOp, [swapped], (groups * outward, inward // groups, *kernel), weight.dtype, reason)
 
 

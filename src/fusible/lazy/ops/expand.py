@@ -45,6 +45,6 @@ def broadcast_to(input: TensorLike, shape: Any) -> Tensor:
 @constrained("expand", input="T1", returns="T1", T1=ALL)
 def expand(input: TensorLike, sizes: Any) -> Tensor:
     """``broadcast_to`` where -1 keeps the size of a dimension."""
-    given = [sizes] if hasattr(sizes, "__index__") else list(sizes)
-    lead = len(given) - input.ndim
-    return broadcast_to(input, [input.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(given)])
+    wanted = [sizes] if hasattr(sizes, "__index__") else list(sizes)
+    lead = len(wanted) - input.ndim
+    return broadcast_to(input, [input.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted)])

@@ -51,11 +51,11 @@ def _picks(item: Any) -> bool:
     return isinstance(item, list | np.ndarray) or (isinstance(item, Tensor) and not isinstance(item, DimensionSize))
 
 
-def _as_index(given: Any) -> Tensor:
+def _as_index(index: Any) -> Tensor:
     """A tensor, an array or a list as a tensor of integers that ``gather`` takes, or as a mask."""
-    if isinstance(given, list) and not np.size(given):
-        given = np.zeros(np.shape(given), np.int32)
-    tensor = given if isinstance(given, Tensor) else Tensor(given)
+    if isinstance(index, list) and not np.size(index):
+        index = np.zeros(np.shape(index), np.int32)
+    tensor = index if isinstance(index, Tensor) else Tensor(index)
     if tensor.dtype in INDICES or _is_mask(tensor):
         return tensor
     if not tensor.dtype.is_integer:

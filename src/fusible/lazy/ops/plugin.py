@@ -77,15 +77,15 @@ def _wrong(wanted: str, called: str, got: object, do: str) -> ArgumentError:
     return pointing(ArgumentError(expected(wanted, of=f"output_info of plugin {called!r}", got=got, do=do)), "output_info")
 
 
-def _types(given: Sequence[tuple[Any, dtype]], called: str, told: Types | None) -> Types:
+def _types(outputs: Sequence[tuple[Any, dtype]], called: str, told: Types | None) -> Types:
     """The given outputs as shapes and dtypes. They must agree with ``told``, what the plugin's own function returned; there a rank may replace a
     shape."""
     try:
-        pairs = [(size, check_dtype(of)) for size, of in given]
+        pairs = [(size, check_dtype(of)) for size, of in outputs]
     except (TypeError, ValueError) as error:
         if isinstance(error, FusibleError):
             raise
-        raise _wrong("pairs of a shape and a dtype", called, repr(given), "pass [(shape, dtype), ...]") from None
+        raise _wrong("pairs of a shape and a dtype", called, repr(outputs), "pass [(shape, dtype), ...]") from None
     if told is not None and len(pairs) != len(told):
         raise _wrong(f"{len(told)} outputs", called, len(pairs), "agree with what its registered function tells")
     types = []

@@ -207,10 +207,10 @@ _MODES = {mode.value: mode for mode in (Resize.Mode.LINEAR, Resize.Mode.NEAREST,
 
 def _factors(scales: Any, ndim: int) -> tuple[float, ...]:
     """Scales as floats; raises ``ArgumentError`` unless they are one positive finite number per dimension."""
-    given = list(scales) if isinstance(scales, Sequence | np.ndarray) else [scales]
-    if len(given) != ndim or not all(isinstance(f, numbers.Real) and 0 < float(f) < float("inf") for f in given):
+    factors = list(scales) if isinstance(scales, Sequence | np.ndarray) else [scales]
+    if len(factors) != ndim or not all(isinstance(f, numbers.Real) and 0 < float(f) < float("inf") for f in factors):
         raise _wrong(f"{ndim} finite numbers above 0", "scales", scales)
-    return tuple(float(f) for f in given)
+    return tuple(float(f) for f in factors)
 
 
 def _times(size: SizeLike, factor: float) -> SizeLike:

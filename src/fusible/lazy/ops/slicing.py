@@ -92,11 +92,11 @@ def _cut_known(item: slice, size: int) -> _Cut:
 def _cut_unknown(item: slice, ends: list[SizeLike | None], size: SizeLike) -> _Cut:
     """A slice where a size is only known to a call: the same rules, as expressions."""
     step = 1 if item.step is None else size_of(item.step)
-    strange = any(end is None and given is not None for end, given in zip(ends, (item.start, item.stop), strict=True))
+    strange = any(end is None and end_of_item is not None for end, end_of_item in zip(ends, (item.start, item.stop), strict=True))
     if not isinstance(step, int) or step == 0 or strange:
         raise ArgumentError(expected("sizes and a step that is an int other than 0", of="a slice", got=item, do="pass start:stop:step"))
     low, high = (0, size) if step > 0 else (-1, size - 1)
-    start, stop = (given if given is None else _within(given, size, low, high) for given in ends)
+    start, stop = (end_of_item if end_of_item is None else _within(end_of_item, size, low, high) for end_of_item in ends)
     start = (low if step > 0 else high) if start is None else start
     stop = (high if step > 0 else low) if stop is None else stop
     distance = maximum(stop - start if step > 0 else start - stop, 0)

@@ -40,11 +40,11 @@ class Trace:
     def __init__(self, outputs: Iterable[Any], inputs: Sequence[Any] = ()) -> None:
         self.outputs = _traced(outputs, "output")
         self.inputs = _traced(inputs, "input")
-        given = set(self.inputs)
-        if len(given) < len(self.inputs):
+        leaves = set(self.inputs)
+        if len(leaves) < len(self.inputs):
             twice = next(t for t in self.inputs if self.inputs.count(t) > 1)
             raise ArgumentError(expected("each tensor once", of="the inputs of a trace", got=f"{twice} twice", do="pass it once, or a copy of it"))
-        ops = _collect(self.outputs, given)
+        ops = _collect(self.outputs, leaves)
         read = [op for op in ops if op.is_input]
         self.storages: list[Storage] = [op for op in read if isinstance(op, Storage)]
         strangers = [op for op in read if isinstance(op, Input)]
@@ -58,11 +58,11 @@ class Trace:
     def names(self) -> dict[TraceTensor, str]:
         """By tensor its name in printed programs: the one that it was given, in characters of names, or ``t`` with its number."""
         tensors = dict.fromkeys([*self.inputs, *(out for op in self.ops for out in op.outputs)])
-        given = {t: _STRANGE.sub(".", t.name).strip(".") for t in tensors if t.name}
-        names = {t: given.get(t) or f"t{i}" for i, t in enumerate(tensors)}
-        taken = {name for t, name in names.items() if not given.get(t)}
+        asked = {t: _STRANGE.sub(".", t.name).strip(".") for t in tensors if t.name}
+        names = {t: asked.get(t) or f"t{i}" for i, t in enumerate(tensors)}
+        taken = {name for t, name in names.items() if not asked.get(t)}
         for i, t in enumerate(tensors):
-            if given.get(t):
+            if asked.get(t):
                 while names[t] in taken or _RESERVED.fullmatch(names[t]):
                     names[t] += f"_{i}"
                 taken.add(names[t])
@@ -123,12 +123,12 @@ def _traced(tensors: Iterable[Any], what: str) -> list[TraceTensor]:
     return found
 
 
-def _collect(outputs: Sequence[TraceTensor], given: set[TraceTensor]) -> list[TraceOp]:
-    """Every operation between ``given`` and ``outputs``, operands first, first operand first; iterative, so depth does not matter.
+def _collect(outputs: Sequence[TraceTensor], leaves: set[TraceTensor]) -> list[TraceOp]:
+    """Every operation between ``leaves`` and ``outputs``, operands first, first operand first; iterative, so depth does not matter.
 
     The producer of a tensor is read once only: an evaluation in another thread may replace it by a ``Storage`` at any time.
     """
-    made = set(given)
+    made = set(leaves)
     ops: list[TraceOp] = []
     stack: list[tuple[TraceTensor, TraceOp | None]] = [(t, None) for t in reversed(outputs)]
     while stack:

@@ -41,6 +41,6 @@ class CallOp(FlatIROp):
         return [f"callee={self.callee.name}"]
 
     def check(self) -> str | None:
-        given, taken = ([(t.shape, t.dtype) for t in tensors] for tensors in (self.inputs, self.callee.inputs))
+        passed, taken = ([(t.shape, t.dtype) for t in tensors] for tensors in (self.inputs, self.callee.inputs))
         made, returned = ([(t.shape, t.dtype) for t in tensors] for tensors in (self.outputs, self.callee.outputs))
-        return None if given == taken and made == returned else "a call has the types of the function's inputs and outputs"
+        return None if passed == taken and made == returned else "a call has the types of the function's inputs and outputs"

@@ -82,11 +82,11 @@ def dot_layout(flat: FlatIR) -> FlatIR:
 
 def _operands(op: DotOp) -> list[_Operand] | None:
     """The operands that ``op`` should multiply; ``None`` where it multiplies these already."""
-    given = [_Operand.of(*parts) for parts in zip(op.inputs, op.batch, op.contracting, strict=True)]
-    sources = [operand.untransposed() for operand in given]
-    left = next(x for x in (sources[0], given[0]) if x.usable or _moves(op, x))
-    right = sources[1] if sources[1].usable else given[1]
-    return None if [left, right] == given and not _moves(op, left) else [left, right]
+    operands = [_Operand.of(*parts) for parts in zip(op.inputs, op.batch, op.contracting, strict=True)]
+    sources = [operand.untransposed() for operand in operands]
+    left = next(x for x in (sources[0], operands[0]) if x.usable or _moves(op, x))
+    right = sources[1] if sources[1].usable else operands[1]
+    return None if [left, right] == operands and not _moves(op, left) else [left, right]
 
 
 def _moves(op: DotOp, left: _Operand) -> bool:
