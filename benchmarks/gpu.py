@@ -24,7 +24,7 @@ import fusible
 from fusible import autocast, tex
 from fusible.cli.bench.machine import describe_machine
 from fusible.models import LanguageModel, from_pretrained
-from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.weight_formats import WEIGHT_FORMATS
 from fusible.quantized import Float8CurrentScalingQuantizer, Recipe
 from fusible.tex import DType
 from fusible.tex.selection.registry import registry
@@ -82,7 +82,7 @@ def decoding() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         theirs.to(torch.bfloat16).eval().save_pretrained(folder)
         read = {"transformers bf16": partial(_by_transformers, theirs)}
-        for name, recipe in HELD_FORMATS.items():
+        for name, recipe in WEIGHT_FORMATS.items():
             read[f"Fusible {name}"] = partial(_by_fusible, from_pretrained(folder, recipe, dtype=torch.bfloat16, device="cuda"))
     rows = []
     for sequences, prompt in ((1, 128), (8, 128), (1, 1024)):

@@ -21,7 +21,7 @@ from test_pretrained_quantized import SCHEMES, written
 import fusible
 from fusible.cli import main
 from fusible.models import EncoderDecoderModel, from_pretrained
-from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.weight_formats import WEIGHT_FORMATS
 
 FP32 = 1e-5
 EIGHT_BITS = {"nvfp4": 2.0**-2}
@@ -63,13 +63,13 @@ def test_quantized_checkpoints_stay_what_they_are(scheme: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-@pytest.mark.parametrize("name", [name for name, recipe in HELD_FORMATS.items() if recipe is not None])
-def test_held_formats_are_the_cpus(name: str, rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name, recipe in WEIGHT_FORMATS.items() if recipe is not None])
+def test_weight_formats_are_the_cpus(name: str, rows: int, tmp_path: Path) -> None:
     folder, tokens = written(tmp_path, "tensor")[0].parent / "plain", drawn(1, rows)
     with torch.no_grad(), only("torch"):
-        host = from_pretrained(folder, HELD_FORMATS[name], dtype=torch.float32)(tokens)
+        host = from_pretrained(folder, WEIGHT_FORMATS[name], dtype=torch.float32)(tokens)
     with torch.no_grad():
-        found = from_pretrained(folder, HELD_FORMATS[name], dtype=torch.float32, device=DEVICE)(tokens.to(DEVICE))
+        found = from_pretrained(folder, WEIGHT_FORMATS[name], dtype=torch.float32, device=DEVICE)(tokens.to(DEVICE))
     assert apart([found.double().cpu()], [host.double()]) <= FP32
 
 

@@ -11,9 +11,9 @@ import torch
 __all__ = ["FORMATS", "RUNNING", "bound", "elsewhere"]
 
 import fusible
-from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.weight_formats import WEIGHT_FORMATS
 
-FORMATS: dict[str, fusible.Recipe | None] = {name: HELD_FORMATS[name] for name in ("bf16", "fp8", "block", "mxfp8", "nvfp4")}
+FORMATS: dict[str, fusible.Recipe | None] = {name: WEIGHT_FORMATS[name] for name in ("bf16", "fp8", "block", "mxfp8", "nvfp4")}
 """The recipes by the names of the formats in which they hold weights; "bf16" stands for weights as they are."""
 
 _SUMS = 512

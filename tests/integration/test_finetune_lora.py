@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from fusible.errors import ArgumentError, FileError
 from fusible.models import LanguageModel, from_pretrained, save_pretrained
-from fusible.models.held_formats import HELD_FORMATS
 from fusible.models.training import Cosine, StepOptions, Trainer, adapters_of, add_adapters, merge_adapters, pack, save_adapters
+from fusible.models.weight_formats import WEIGHT_FORMATS
 from fusible.pytorch import HighPrecision
 from fusible.quantized import QuantizedTensor
 
@@ -104,10 +104,10 @@ def test_steps_are_those_of_peft(tmp_path: Path) -> None:
     assert sum(p.numel() for p in trainer.parameters.values()) == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("name", [name for name, recipe in HELD_FORMATS.items() if recipe is not None])
+@pytest.mark.parametrize("name", [name for name, recipe in WEIGHT_FORMATS.items() if recipe is not None])
 def test_gradients_through_a_base_of_8_or_4_bits_are_those_of_its_values(name: str, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "base")
-    model = spread(adapted(folder, held=HELD_FORMATS[name]))
+    model = spread(adapted(folder, held=WEIGHT_FORMATS[name]))
     plain = spread(adapted(folder))
     held = [p for p in model.parameters() if isinstance(p, QuantizedTensor)]
     assert len(held) == 8  # of each of two layers qkv, out, up, down

@@ -17,7 +17,7 @@ from fusible.errors import CheckpointError
 from fusible.models import from_config, from_pretrained, parts, save_pretrained
 from fusible.models.checkpoints import open_checkpoint, write_checkpoint
 from fusible.models.families import Config, blueprint_of
-from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.weight_formats import WEIGHT_FORMATS
 
 OTHERS = [name for name in FAMILIES if name not in DECODERS]
 UNUSED = {"bert_untied": {"cls.predictions.bias"}}
@@ -65,14 +65,14 @@ def elsewhere(model: torch.nn.Module, device: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("held", HELD_FORMATS)
+@pytest.mark.parametrize("held", WEIGHT_FORMATS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_of_a_model_lies_on_the_device_that_is_asked_for(name: str, held: str, tmp_path: Path) -> None:
     """A device without memory, as every machine has it."""
     folder = saved(name, tmp_path)
-    model = from_pretrained(folder, HELD_FORMATS[held], device="meta")
+    model = from_pretrained(folder, WEIGHT_FORMATS[held], device="meta")
     assert model.device.type == "meta" and elsewhere(model, "meta") == []
-    assert elsewhere(from_pretrained(folder, HELD_FORMATS[held], trainable=True, device="meta"), "meta") == []
+    assert elsewhere(from_pretrained(folder, WEIGHT_FORMATS[held], trainable=True, device="meta"), "meta") == []
     assert elsewhere(from_config(folder, device="meta"), "meta") == []
 
 

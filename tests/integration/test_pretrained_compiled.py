@@ -10,7 +10,7 @@ from pretrained_models import DECODERS, FAMILIES, drawn, given, saved
 
 from fusible import from_config, from_pretrained
 from fusible.errors import ArgumentError, NotServedError
-from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.weight_formats import WEIGHT_FORMATS
 
 pytest.importorskip("jaxlib")
 
@@ -40,7 +40,7 @@ def test_tokens_one_after_another(name: str, held: str, tmp_path: Path) -> None:
     folder, tokens = saved(name, tmp_path), drawn(1, 12)[0]
     logits = []
     for executor in ("eager", "xla"):
-        model = from_pretrained(folder, HELD_FORMATS[held], dtype=torch.float32).compile(executor)
+        model = from_pretrained(folder, WEIGHT_FORMATS[held], dtype=torch.float32).compile(executor)
         cache, found = model.new_cache(1, 16), []
         with torch.no_grad():
             for piece in tokens.split([5] + [1] * 7):

@@ -19,12 +19,12 @@ from fusible.cli import main
 from fusible.errors import ArgumentError, CheckpointError, ShapeError
 from fusible.models import EncoderModel, from_pretrained
 from fusible.models.checkpoints import open_checkpoint, write_checkpoint
-from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.weight_formats import WEIGHT_FORMATS
 from fusible.quantized import QuantizedTensor
 
 OTHERS = [name for name in FAMILIES if name not in DECODERS]
 BERTS = [name for name in OTHERS if name.startswith("bert")]
-HELD = [name for name, recipe in HELD_FORMATS.items() if recipe is not None]
+HELD = [name for name, recipe in WEIGHT_FORMATS.items() if recipe is not None]
 ROUNDED = {"nvfp4": OPERAND["nvfp4"], "mxfp4": 2.0**-2}
 """The largest relative error of a weight of 4 bits; of 8 bits it is that of the others."""
 SINUSOIDS = "model.encoder.embed_positions.weight"
@@ -85,7 +85,7 @@ def test_a_trainable_model_trains_under_a_recipe(name: str, recipe: fusible.Reci
 @pytest.mark.parametrize("name", OTHERS)
 def test_held_weights_are_those_of_a_model_of_their_values(name: str, held: str, tmp_path: Path) -> None:
     """And as far from the weights as the format rounds."""
-    model, (ours, inputs) = from_pretrained(saved(name, tmp_path), HELD_FORMATS[held]), given(name)
+    model, (ours, inputs) = from_pretrained(saved(name, tmp_path), WEIGHT_FORMATS[held]), given(name)
     plain: Any = from_pretrained(tmp_path / name)
     quantized = [p for p in model.parameters() if isinstance(p, QuantizedTensor)]
     stacks = [plain.body] if isinstance(plain, EncoderModel) else [plain.encoder, plain.decoder, plain.memory]

@@ -16,9 +16,9 @@ from pretrained_models import called, drawn, saved
 import fusible
 from fusible.models import from_pretrained
 from fusible.models.checkpoints import MXFP4WeightQuantizer, open_checkpoint, quantize_checkpoint, write_checkpoint
-from fusible.models.held_formats import HELD_FORMATS
 from fusible.models.joining import joined_rows
 from fusible.models.side_by_side import SideBySide
+from fusible.models.weight_formats import WEIGHT_FORMATS
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer, QuantizedTensor
 from fusible.tex import DType
 
@@ -149,12 +149,12 @@ def test_experts_keep_the_bytes_of_a_checkpoint_whose_matrices_have_a_scale_each
         assert up._rowwise_scale_inv.unique().tolist() == sorted(part._scale_inv.item() for part in parts)
 
 
-@pytest.mark.parametrize("held", [name for name, recipe in HELD_FORMATS.items() if recipe is not None])
+@pytest.mark.parametrize("held", [name for name, recipe in WEIGHT_FORMATS.items() if recipe is not None])
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
 def test_weights_that_are_held_in_a_format_are_its_values(name: str, held: str, tmp_path: Path) -> None:
     """Whole sequences, and a token after another."""
     folder, tokens = saved(name, tmp_path), drawn(1, 12)
-    model, plain = from_pretrained(folder, HELD_FORMATS[held], dtype=torch.float32), from_pretrained(folder, trainable=True)
+    model, plain = from_pretrained(folder, WEIGHT_FORMATS[held], dtype=torch.float32), from_pretrained(folder, trainable=True)
     changed = 0
     with torch.no_grad():
         values = dict(plain.named_parameters())

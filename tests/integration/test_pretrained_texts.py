@@ -17,8 +17,8 @@ from fusible.errors import ArgumentError, ShapeError
 from fusible.models import EncoderDecoderModel, from_config, from_pretrained, save_pretrained
 from fusible.models.checkpoints import open_checkpoint, write_checkpoint
 from fusible.models.generation import Sampling
-from fusible.models.held_formats import HELD_FORMATS
 from fusible.models.text import Tokenizer
+from fusible.models.weight_formats import WEIGHT_FORMATS
 from fusible.pytorch import KVCache
 
 COUNT = 32
@@ -45,7 +45,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_tokens_one_by_one_give_the_logits_of_all_at_once(name: str, held: str, tmp_path: Path) -> None:
     """A text that rests, prompts of different lengths, and pieces of several tokens."""
-    model, (inputs, tokens) = model_of(name, tmp_path, HELD_FORMATS[held]), given(name)[0]
+    model, (inputs, tokens) = model_of(name, tmp_path, WEIGHT_FORMATS[held]), given(name)[0]
     with torch.inference_mode():
         wanted = model(inputs, tokens)
         memory = model.remember(model.encode(inputs))

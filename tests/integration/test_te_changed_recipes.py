@@ -134,12 +134,12 @@ def test_what_follows_a_recipe_takes_it_as_it_is_at_that_moment(cls: type) -> No
     recipe = _made(cls)
     plain = getattr(quantized, cls.__name__)
     assert isinstance(recipe, plain) and recipe == (plain(qfactory=_none) if cls is te_recipes.CustomRecipe else plain())
-    settled = recipe.settled()
-    assert settled == recipe and hash(settled) == hash(recipe.settled()) and settled.settled() is settled
+    fixed = recipe.immutable()
+    assert fixed == recipe and hash(fixed) == hash(recipe.immutable()) and fixed.immutable() is fixed
     with pytest.raises(dataclasses.FrozenInstanceError):
-        settled.fp8_dpa = False
+        fixed.fp8_dpa = False
     context = fusible.autocast(recipe=recipe)
     recipe.name_of_a_script = "later"
     assert context.recipe == recipe and not hasattr(context.recipe, "name_of_a_script")
     if cls is not te_recipes.CustomRecipe:
-        assert hash(settled) == hash(plain()) and fusible.autocast(recipe=plain()).key == context.key
+        assert hash(fixed) == hash(plain()) and fusible.autocast(recipe=plain()).key == context.key

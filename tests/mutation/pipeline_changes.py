@@ -36,7 +36,7 @@ FILES = (
     # weights in 8 bits: copies, fingerprints, and those that are held so alone
     "pytorch/engine/weights.py", "pytorch/quantized_parameters.py", "tex/backends/cpu/fingerprint.py",
     # replay
-    *(f"pytorch/engine/{name}.py" for name in ("executors", "listing", "native_stretches", "replay", "steps")),
+    *(f"pytorch/engine/{name}.py" for name in ("executors", "listing", "native_programs", "replay", "steps")),
     "tex/interface/kernel_calls.py", "tex/interface/specialize.py", "tex/backends/cpu/kernel_calls.py", "tex/backends/cpu/layouts.py",
 )  # fmt: skip
 """Below ``src/fusible``. ``pytorch/engine/xla_executor.py`` and ``pytorch/engine/compiled.py`` are other roads to the same

@@ -500,14 +500,14 @@ def _(draw: Draw) -> Given:
     return Given({"leaves": leaves, "spec": spec}, [Wanted(f64(x), exact=True, type=x.type) for x in tensors])
 
 
-@word("take_apart")
+@word("flatten_storage")
 def _(draw: Draw) -> Given:
     storage = nvte.cast(draw.tensor(2, 4), FP8[0]).data
     return Given({"storage": storage}, lambda found: _gives(True)(found[0][0] is storage._data))
 
 
-@word("put_together")
+@word("unflatten_storage")
 def _(draw: Draw) -> Given:
     storage = nvte.cast(draw.tensor(2, 4), FP8[0]).data
-    leaves, spec = nvte.take_apart(storage)
+    leaves, spec = nvte.flatten_storage(storage)
     return Given({"leaves": iter(leaves), "spec": spec}, lambda found: _gives(True)(found._data is storage._data))

@@ -114,7 +114,18 @@ def _score(call: Call, scores: Scores) -> None:
         scores.add(call, "accepted" if _allowed(call) else "accepted without a reason")
 
 
-MACHINERY = ("flatten", "unflatten", "take_apart", "put_together", "dropout", "make_nvte_tensor", "check_sizes", "empty_like", "empty", "zeros")
+MACHINERY = (
+    "flatten",
+    "unflatten",
+    "flatten_storage",
+    "unflatten_storage",
+    "dropout",
+    "make_nvte_tensor",
+    "check_sizes",
+    "empty_like",
+    "empty",
+    "zeros",
+)
 """Words that hand on what they are given, or of which the values play no part."""
 SHAPES = {"0-d", "empty", "one rank more", "flat", "longer", "shorter", "wider", "a list with -1", "empty list", "longer list"}
 """Words take any leading dimensions, and shapes that broadcast; where shapes do not fit one another, they say so."""

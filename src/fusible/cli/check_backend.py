@@ -27,48 +27,48 @@ _MODULE = "tex"
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 
 
-def check(given: argparse.Namespace) -> int:
+def check(arguments: argparse.Namespace) -> int:
     """The job of ``fusible check-backend``: 1 where something is wrong, else 0."""
-    functions = None if given.only is None else list(names_in(given.only, "--only"))
-    dtypes = _dtypes(given.dtype)
-    device_named(given.device)
-    if given.te_version is not None and not given.inventory:
+    functions = None if arguments.only is None else list(names_in(arguments.only, "--only"))
+    dtypes = _dtypes(arguments.dtype)
+    device_named(arguments.device)
+    if arguments.te_version is not None and not arguments.inventory:
         raise ArgumentError(expected("--inventory", of="--te-version", got="none", do="give both, or neither"))
-    if given.inventory:
-        return _inventory(given, functions)
-    if given.matrix:
-        return _matrix(given, functions, dtypes)
-    rows = list(check_backend(given.name, functions, dtypes, given.device))
+    if arguments.inventory:
+        return _inventory(arguments, functions)
+    if arguments.matrix:
+        return _matrix(arguments, functions, dtypes)
+    rows = list(check_backend(arguments.name, functions, dtypes, arguments.device))
     wrong = any(row.wrong for row in rows)
-    if given.json:
-        print(json.dumps({"backend": given.name, "agrees": not wrong, "rows": [asdict(row) for row in rows]}, indent=1))
+    if arguments.json:
+        print(json.dumps({"backend": arguments.name, "agrees": not wrong, "rows": [asdict(row) for row in rows]}, indent=1))
     else:
-        show(given.name, rows, make_console())
+        show(arguments.name, rows, make_console())
     return int(wrong)
 
 
-def _inventory(given: argparse.Namespace, functions: list[str] | None) -> int:
-    version = read_inventory(given.te_version).version
+def _inventory(arguments: argparse.Namespace, functions: list[str] | None) -> int:
+    version = read_inventory(arguments.te_version).version
     known = {*read_inventory(version).all, *DECLARATIONS, *dir(tex)}
     unknown = sorted(name for name in functions or () if name.partition(".")[0] not in known)
     if unknown:
         what = f"names of transformer_engine_torch {version} or of tex"
         raise ArgumentError(expected(what, of="--only", got=", ".join(unknown), do="look them up in dir(tex)"))
-    rows = compare_module(tex, version) if given.name == _MODULE else compare_backend(given.name, version)
+    rows = compare_module(tex, version) if arguments.name == _MODULE else compare_backend(arguments.name, version)
     rows = [row for row in rows if functions is None or row.name in functions]
     wrong = any(row.wrong for row in rows)
-    if given.json:
+    if arguments.json:
         made = [{**asdict(row), "wrong": row.wrong} for row in rows]
-        print(json.dumps({"backend": given.name, "version": version, "agrees": not wrong, "rows": made}, indent=1))
+        print(json.dumps({"backend": arguments.name, "version": version, "agrees": not wrong, "rows": made}, indent=1))
     else:
-        show_differences(given.name, version, rows, make_console())
+        show_differences(arguments.name, version, rows, make_console())
     return int(wrong)
 
 
-def _matrix(given: argparse.Namespace, functions: list[str] | None, dtypes: list[torch.dtype] | None) -> int:
-    rows = list(coverage_of(given.name, functions, dtypes, given.device))
-    made = {"backend": given.name, "rows": [asdict(row) for row in rows]}
-    print(json.dumps(made, indent=1) if given.json else markdown(given.name, rows))
+def _matrix(arguments: argparse.Namespace, functions: list[str] | None, dtypes: list[torch.dtype] | None) -> int:
+    rows = list(coverage_of(arguments.name, functions, dtypes, arguments.device))
+    made = {"backend": arguments.name, "rows": [asdict(row) for row in rows]}
+    print(json.dumps(made, indent=1) if arguments.json else markdown(arguments.name, rows))
     return 0
 
 

@@ -13,7 +13,7 @@ import torch
 from fusible.errors import ArgumentError, BackendError, expected
 from fusible.files import replaced
 from fusible.models import export_onnx, export_program, from_pretrained
-from fusible.models.held_formats import held_format
+from fusible.models.weight_formats import weight_recipe
 
 __all__ = ["export"]
 
@@ -21,17 +21,17 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _OPSET = 23
 
 
-def export(given: argparse.Namespace) -> int:
+def export(arguments: argparse.Namespace) -> int:
     """The job of ``fusible export``."""
-    kind, dtype = _named(given.to, _KINDS, "--to"), _named(given.dtype, _DTYPES, "--dtype")
+    kind, dtype = _named(arguments.to, _KINDS, "--to"), _named(arguments.dtype, _DTYPES, "--dtype")
     suffix, write = kind
-    out = Path(given.out)
+    out = Path(arguments.out)
     if out.suffix != suffix:
-        raise ArgumentError(expected(f"a name that ends with {suffix}", of="--out", got=repr(given.out), do="name it so, or choose another --to"))
-    if given.opset is not None and write is not _onnx:
-        raise ArgumentError(expected("--to onnx beside it", of="--opset", got=f"--to {given.to}", do="leave it out"))
-    recipe = None if given.format is None else held_format(given.format)
-    write(from_pretrained(given.directory, recipe, dtype=dtype), out, given.opset)
+        raise ArgumentError(expected(f"a name that ends with {suffix}", of="--out", got=repr(arguments.out), do="name it so, or choose another --to"))
+    if arguments.opset is not None and write is not _onnx:
+        raise ArgumentError(expected("--to onnx beside it", of="--opset", got=f"--to {arguments.to}", do="leave it out"))
+    recipe = None if arguments.format is None else weight_recipe(arguments.format)
+    write(from_pretrained(arguments.directory, recipe, dtype=dtype), out, arguments.opset)
     written = sum(path.stat().st_size for path in (out, out.with_name(f"{out.name}.data")) if path.exists())
     print(f"{out}: {written / 1e6:,.1f} MB.")
     return 0

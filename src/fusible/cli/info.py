@@ -24,12 +24,12 @@ __all__ = ["collect", "info", "native_kernels", "show", "show_coverage"]
 _PACKAGES = ("torch", "jaxlib", "numpy", "triton", "transformer_engine")
 
 
-def info(given: argparse.Namespace) -> int:
+def info(arguments: argparse.Namespace) -> int:
     """The job of ``fusible info``."""
-    if given.tex:
-        return _tex(given.json)
+    if arguments.tex:
+        return _tex(arguments.json)
     facts = collect()
-    if given.json:
+    if arguments.json:
         print(json.dumps(facts, indent=1))
     else:
         show(facts, make_console())

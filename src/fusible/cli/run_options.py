@@ -32,23 +32,23 @@ class RunOptions(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that are ``given`` on the command line, as fields."""
+    def read(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The options among the command line's ``arguments``, as fields."""
 
     @classmethod
     def flag(cls, name: str) -> str:
         """What a field is called on the command line."""
         return f"--{cls.FLAGS.get(name, name).replace('_', '-')}"
 
-    def continued(self, given: Mapping[str, Any]) -> Self:
-        """These options for a run that is resumed by what is ``given``. Raises ``ArgumentError`` for others than may change."""
-        changes = self.read(given)
+    def continued(self, arguments: Mapping[str, Any]) -> Self:
+        """These options for a run that is resumed with ``arguments``. Raises ``ArgumentError`` for others than may change."""
+        changes = self.read(arguments)
         for name, value in changes.items():
             own = getattr(self, name)
             if name not in self.CHANGED and value != own:
                 shown = ",".join(own) if isinstance(own, tuple) else own
                 wanted = f"{'none' if shown in ('', None) else shown}, as the resumed run has it"
-                got = given.get(self.FLAGS.get(name, name))
+                got = arguments.get(self.FLAGS.get(name, name))
                 raise ArgumentError(expected(wanted, of=self.flag(name), got=got, do="leave it out"))
         return replace(self, **changes)
 

@@ -17,24 +17,31 @@ from fusible.errors import ArgumentError, expected
 __all__ = ["scale", "show"]
 
 
-def scale(given: argparse.Namespace) -> int:
+def scale(arguments: argparse.Namespace) -> int:
     """The job of ``fusible scale``."""
-    for option, value, known in (("--model", given.model, ARCHITECTURES), ("--recipe", given.recipe, RECIPES_BY_NAME)):
+    for option, value, known in (("--model", arguments.model, ARCHITECTURES), ("--recipe", arguments.recipe, RECIPES_BY_NAME)):
         if value not in known:
             *names, last = known
             raise ArgumentError(expected(f"{', '.join(names)} or {last}", of=option, got=repr(value), do="name one of these"))
-    for option, value in (("--gpus", given.gpus), ("--seq-len", given.seq_len), ("--batch", given.batch), ("--rows", given.rows)):
+    for option, value in (("--gpus", arguments.gpus), ("--seq-len", arguments.seq_len), ("--batch", arguments.batch), ("--rows", arguments.rows)):
         if value < 1:
             raise ArgumentError(expected("at least 1", of=option, got=value, do="give a larger number"))
-    recipe, dtype = RECIPES_BY_NAME[given.recipe]
-    batch = given.seq_len * given.batch
-    found = best_layouts(ARCHITECTURES[given.model], given.gpus, recipe, sequence=given.seq_len, batch=batch, dtype=dtype, count=given.rows)
-    if given.json:
-        print(json.dumps({"model": given.model, "gpus": given.gpus, "recipe": given.recipe, "layouts": [as_json(one) for one in found]}, indent=1))
+    recipe, dtype = RECIPES_BY_NAME[arguments.recipe]
+    batch = arguments.seq_len * arguments.batch
+    found = best_layouts(
+        ARCHITECTURES[arguments.model], arguments.gpus, recipe, sequence=arguments.seq_len, batch=batch, dtype=dtype, count=arguments.rows
+    )
+    if arguments.json:
+        print(
+            json.dumps(
+                {"model": arguments.model, "gpus": arguments.gpus, "recipe": arguments.recipe, "layouts": [as_json(one) for one in found]}, indent=1
+            )
+        )
     else:
         show(
             found,
-            f"{given.model} on {given.gpus:,} x {H100.name} in {given.recipe}, {given.batch:,} sequences of {given.seq_len:,} tokens",
+            f"{arguments.model} on {arguments.gpus:,} x {H100.name} in {arguments.recipe}, "
+            f"{arguments.batch:,} sequences of {arguments.seq_len:,} tokens",
             make_console(),
         )
     return 0

@@ -29,9 +29,9 @@ def _patch_lightning(module: ModuleType) -> None:
 def _patch_sharding(module: ModuleType) -> None:
     """The first FSDP of torch looks for a device that is not the CPU, unless it is told of one. Its module is slow to import: not unasked."""
 
-    def take_host(given: dict[str, Any]) -> None:
+    def take_host(arguments: dict[str, Any]) -> None:
         if is_in_force():
-            given["device_id"] = CPU
+            arguments["device_id"] = CPU
 
     replace(vars(module)["FullyShardedDataParallel"], "__init__", lambda theirs: with_arguments(theirs, take_host))
 

@@ -57,7 +57,7 @@ class VirtualPackage:
     """What a virtual package shows: ``names`` (None: all public ones) of the modules ``of``, each from the first module that has it; and the packages
     and modules below it. Names are looked up on first use.
 
-    ``about`` says in a few words what is there, for the error of a name that is not; without it, the error lists the names. ``apart``: another
+    ``about`` says in a few words what is there, for the error of a name that is not; without it, the error lists the names. ``standalone``: another
     package of the same name may have it among its modules; without it, it is there only where the package above it was made here too. ``version``: of
     the distribution that it stands for, which ``importlib.metadata`` finds: frameworks ask for that before they import. ``lacking``: why some names
     are not there.
@@ -66,7 +66,7 @@ class VirtualPackage:
     of: tuple[str, ...] = ()
     names: tuple[str, ...] | None = ()
     about: str = ""
-    apart: bool = False
+    standalone: bool = False
     version: str = ""
     lacking: Mapping[str, str] = field(default_factory=dict)
 
@@ -89,7 +89,7 @@ class VirtualPackage:
 
 @dataclass(eq=False)
 class Names(importlib.abc.MetaPathFinder):
-    """A finder for ``aliases`` (name: the module it stands for), ``packages`` (name: what it shows) and ``around`` (name: what to do around the
+    """A finder for ``aliases`` (name: the module it stands for), ``packages`` (name: what it shows) and ``patches`` (name: what to do around the
     module that the other finders find).
 
     What is really installed keeps its name, unless that is among ``forced``. ``made`` are the names of the modules made so far. What a made package
@@ -98,12 +98,12 @@ class Names(importlib.abc.MetaPathFinder):
 
     aliases: dict[str, str] = field(default_factory=dict)
     packages: Mapping[str, VirtualPackage] = field(default_factory=dict)
-    around: Mapping[str, Patch] = field(default_factory=dict)
+    patches: Mapping[str, Patch] = field(default_factory=dict)
     forced: frozenset[str] = frozenset()
     made: list[str] = field(default_factory=list)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
-        if not any(fullname in names for names in (self.aliases, self.packages, self.around)):
+        if not any(fullname in names for names in (self.aliases, self.packages, self.patches)):
             parent, _, name = fullname.rpartition(".")
             if parent in self.packages and parent in self.made:  # where nobody else looks
                 raise MissingModuleError(self._missing(parent, name), name=parent)
@@ -113,8 +113,8 @@ class Names(importlib.abc.MetaPathFinder):
             return importlib.machinery.ModuleSpec(fullname, _Alias(self, self.aliases[fullname]))
         if spec is None and fullname in self.packages and self._may_make(fullname):
             return importlib.machinery.ModuleSpec(fullname, _Package(self, self.packages[fullname]), is_package=True)
-        if spec is not None and spec.loader is not None and fullname in self.around:
-            spec.loader = _Within(spec.loader, self.around[fullname])  # pyright: ignore[reportArgumentType]
+        if spec is not None and spec.loader is not None and fullname in self.patches:
+            spec.loader = _Within(spec.loader, self.patches[fullname])  # pyright: ignore[reportArgumentType]
         return spec
 
     def find_distributions(self, context: importlib.metadata.DistributionFinder.Context) -> Iterator[importlib.metadata.Distribution]:
@@ -126,7 +126,7 @@ class Names(importlib.abc.MetaPathFinder):
 
     def _may_make(self, fullname: str) -> bool:
         parent = fullname.rpartition(".")[0]
-        return not parent or self.packages[fullname].apart or parent in self.made
+        return not parent or self.packages[fullname].standalone or parent in self.made
 
     def below(self, package: str) -> list[str]:
         """The modules that the tables have directly below a package."""
@@ -188,9 +188,9 @@ def alias_submodules(alias: str, target: str) -> list[str]:
     return made
 
 
-def adapt_loaded(around: Mapping[str, Patch]) -> None:
+def adapt_loaded(patches: Mapping[str, Patch]) -> None:
     """Patch the modules that were loaded before the finder was installed."""
-    for name, adapt in around.items():
+    for name, adapt in patches.items():
         if name in sys.modules:
             with adapt(sys.modules[name]):
                 pass
@@ -253,13 +253,13 @@ class _Within(importlib.abc.Loader):
     """A loader that runs the module's code within a patch; for everything else it asks the loader that was found."""
 
     def __init__(self, loader: importlib.abc.Loader, around: Patch) -> None:
-        self._loader, self._around = loader, around
+        self._loader, self._patch = loader, around
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        with self._around(module):
+        with self._patch(module):
             self._loader.exec_module(module)
 
     def __getattr__(self, name: str) -> object:

@@ -26,8 +26,8 @@ _ALIASES = {
 }
 _PACKAGES = {
     **te_names.PACKAGES,
-    "transformer_engine.plugins": VirtualPackage(apart=True),
-    "transformer_engine.plugins.tex_interface": VirtualPackage((_TEX,), None, "the public names of fusible.tex", apart=True),
+    "transformer_engine.plugins": VirtualPackage(standalone=True),
+    "transformer_engine.plugins.tex_interface": VirtualPackage((_TEX,), None, "the public names of fusible.tex", standalone=True),
 }
 
 _TRIPY = {"tripy": "fusible.lazy", "nvtripy": "fusible.lazy"}
@@ -67,7 +67,7 @@ def _made(replace: bool, replace_package: bool) -> Names:
     forced = frozenset(name for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)) if taken)
     names = Names({**_ALIASES, **({_NATIVE: _TEX} if ours else {})}, _PACKAGES, {**CLIENTS, **(PATCHES if ours else {})}, forced)
     sys.meta_path.insert(0, names)
-    adapt_loaded(names.around)
+    adapt_loaded(names.patches)
     return names
 
 

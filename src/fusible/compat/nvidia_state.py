@@ -60,17 +60,17 @@ class _Reader(_Unpickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._given: list[Any] = []
+        self._functions: list[Any] = []
 
     def find_class(self, module: str, name: str) -> Any:
         found = _allowed(module, name)
-        self._given.append(found)
+        self._functions.append(found)
         return found
 
     def _check_call(self, function: Any, bare: bool = False) -> None:
         """Raise ``CheckpointError`` for a call of what ``find_class`` has not given. A class that somebody derived from a recipe may be called
         without arguments alone (``bare``): what it does with arguments is unknown."""
-        if not any(function is given for given in self._given) or (_is_derived(function) and not bare):
+        if not any(function is known for known in self._functions) or (_is_derived(function) and not bare):
             raise _refused(f"a call of {getattr(function, '__qualname__', type(function).__qualname__)}")
 
     def load_reduce(self) -> None:
@@ -132,10 +132,10 @@ class _PickleReader(_Reader):
 
     def find_class(self, module: str, name: str) -> Any:
         if module == _RECIPES and name in _RECORDS:
-            self._given.append(UnknownRecord)
+            self._functions.append(UnknownRecord)
             return UnknownRecord
         if (module, name) == ("builtins", "getattr"):
-            self._given.append(_unknown_member)
+            self._functions.append(_unknown_member)
             return _unknown_member
         return super().find_class(module, name)
 
@@ -322,10 +322,10 @@ def _reading_files(set_extra_state: Callable[[Any, Any], None]) -> Callable[[Any
             try:
                 records = [getattr(sys.modules[_RECIPES], name) for name in _RECORDS if hasattr(sys.modules[_RECIPES], name)]
                 with torch.serialization.safe_globals(records):
-                    held = torch.load(io.BytesIO(state.getvalue()), map_location="cpu", weights_only=True)
+                    values = torch.load(io.BytesIO(state.getvalue()), map_location="cpu", weights_only=True)
             except Exception as error:
                 raise _refused(f"what torch reads for no weights ({type(error).__name__})") from error
-            state = torch.frombuffer(bytearray(pickle.dumps(held)), dtype=torch.uint8)
+            state = torch.frombuffer(bytearray(pickle.dumps(values)), dtype=torch.uint8)
         set_extra_state(self, state)
 
     return set_state

@@ -23,7 +23,7 @@ _FORMATS = {
 }
 """By quantizer class: its scaling, and the classes of the tensors and storages that it makes."""
 
-_HELD = {
+_STORAGES = {
     "Float8TensorStorage": ("float8", "_fp8_dtype", ("_data", "_transpose")),
     "Float8BlockwiseQTensorStorage": ("block", "_fp8_dtype", ("_rowwise_data", "_columnwise_data")),
     "MXFP8TensorStorage": ("mxfp8", "_fp8_dtype", ("_rowwise_data", "_columnwise_data")),
@@ -40,7 +40,7 @@ def register_classes(package: ModuleType) -> None:
     for quantizer, (scaling, tensor, storage) in _FORMATS.items():
         tex.register_kind(getattr(package, quantizer), _kind_of_quantizer(scaling))
         tex.register_factory(getattr(package, quantizer), _factory(getattr(package, tensor), getattr(package, storage)))
-    for storage, (name, dtype, data) in _HELD.items():
+    for storage, (name, dtype, data) in _STORAGES.items():
         tex.register_kind(getattr(package, storage), _kind_of_tensor(name, dtype, data))  # from which the tensor's class descends
     _register_grouped(package)
 
@@ -66,9 +66,9 @@ def _kind_of_tensor(name: str, dtype: str, data: tuple[str, str]) -> Callable[[A
     first, second = data
 
     def describe(tensor: Any) -> Hashable:
-        held = getattr(tensor, first)
-        held = getattr(tensor, second) if held is None else held
-        return name, "cpu" if held is None else held.device.type, getattr(tensor, dtype)
+        data = getattr(tensor, first)
+        data = getattr(tensor, second) if data is None else data
+        return name, "cpu" if data is None else data.device.type, getattr(tensor, dtype)
 
     return describe
 

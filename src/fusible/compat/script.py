@@ -41,7 +41,7 @@ class Service:
         return cls(**{f.name: getattr(options, f.name) for f in fields(cls) if hasattr(options, f.name)})
 
     @contextmanager
-    def given(self) -> Iterator[None]:
+    def serving(self) -> Iterator[None]:
         """In this process, and for as long as the context is open. The names stay afterwards."""
         install(replace=self.replace, replace_package=self.replace_package, tripy=self.tripy)
         with ExitStack() as stack:
@@ -68,7 +68,7 @@ def serve_child() -> None:
     """Serve this process as ``fusible run`` served the one that started it, until it ends."""
     asked: dict[str, Any] | None = knobs.FUSIBLE_RUN.get()
     if asked is not None:
-        _served.enter_context(Service(**{**asked, "capability": tuple(asked["capability"])}).given())
+        _served.enter_context(Service(**{**asked, "capability": tuple(asked["capability"])}).serving())
 
 
 def run_script(options: argparse.Namespace) -> int:
@@ -84,7 +84,7 @@ def run_script(options: argparse.Namespace) -> int:
         raise ArgumentError(expected("a script, or -m and a module", of="fusible run", got="none", do="name what to run"))
     file = _file_of_module(name) if module else _file_of_script(name)
     service = Service.of(options)
-    with service.for_children(), service.given():
+    with service.for_children(), service.serving():
         sys.argv = [str(file) if module else name, *args]
         _look_first_in(os.getcwd() if module else str(file.resolve().parent))
         try:

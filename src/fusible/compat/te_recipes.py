@@ -27,7 +27,7 @@ class _Open(quantized.Recipe):
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self)
-        if own.get("_is_settled"):
+        if own.get("_is_immutable"):
             raise FrozenInstanceError(f"cannot assign to field {name!r} of a recipe that is in force: assign to the one that it was taken from")
         options = {field.name for field in fields(self) if field.init}
         if name not in options:
@@ -36,15 +36,15 @@ class _Open(quantized.Recipe):
         own.update({key: found for key, found in vars(replace(self, **{name: value})).items() if key in options})
 
     def __delattr__(self, name: str) -> None:
-        if name in {field.name for field in fields(self)} or vars(self).get("_is_settled"):
+        if name in {field.name for field in fields(self)} or vars(self).get("_is_immutable"):
             raise FrozenInstanceError(f"cannot delete field {name!r}")
         object.__delattr__(self, name)
 
-    def settled(self) -> Self:
-        if vars(self).get("_is_settled"):
+    def immutable(self) -> Self:
+        if vars(self).get("_is_immutable"):
             return self
         made = copy.copy(self)
-        vars(made)["_is_settled"] = True
+        vars(made)["_is_immutable"] = True
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -53,7 +53,7 @@ class _Open(quantized.Recipe):
         return all(getattr(self, field.name) == getattr(other, field.name) for field in fields(self) if field.compare)
 
     def __hash__(self) -> int:
-        if not vars(self).get("_is_settled"):
+        if not vars(self).get("_is_immutable"):
             raise TypeError(f"unhashable type: {type(self).__name__!r}, whose options may change")
         return hash(tuple(getattr(self, field.name) for field in fields(self) if field.compare))
 

@@ -116,14 +116,14 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
             wanted = activation
         role = _role(op, name)
         types[f"{name}_dtype"] = None if wanted is None else _resolve(wanted, f"{position}.{name}", role, request, activation)
-    for name, (held, _) in zip(op.arg_names, request.args[position], strict=True):
-        if is_quantized_type(held):
-            types[f"{name}_dtype"] = held  # a parameter that is held in 8 bits stays in them, whatever the recipe
-        types[f"d{name}_dtype"] = activation if is_quantized_type(held) else element(held)
-    held_so = {name for name, (held, _) in zip(op.arg_names, request.args[position], strict=True) if is_quantized_type(held)}
+    for name, (stored, _) in zip(op.arg_names, request.args[position], strict=True):
+        if is_quantized_type(stored):
+            types[f"{name}_dtype"] = stored  # a parameter that is held in 8 bits stays in them, whatever the recipe
+        types[f"d{name}_dtype"] = activation if is_quantized_type(stored) else element(stored)
+    stay_quantized = {name for name, (stored, _) in zip(op.arg_names, request.args[position], strict=True) if is_quantized_type(stored)}
     for name, (rowwise, columnwise) in op.with_(override=override).reads.items():
         type = types[f"{name}_dtype"]
-        if isinstance(type, QuantizedType) and name not in held_so:
+        if isinstance(type, QuantizedType) and name not in stay_quantized:
             types[f"{name}_dtype"] = type.read(rowwise=rowwise, columnwise=columnwise)
     if isinstance(op, AttentionOperands):
         types.update(_of_attention(op, request.recipe))

@@ -47,8 +47,8 @@ def run_ops_backward(
     d: Tensor | None = dy
     for group in reversed(group_ops(ops, registered("backward"), first)):
         assert d is not None
-        stretch = slice(group.start, group.stop)
-        d, grads[stretch] = backward_group(group, ops[stretch], contexts[stretch], d, stacks, call_inputs)
+        covered = slice(group.start, group.stop)
+        d, grads[covered] = backward_group(group, ops[covered], contexts[covered], d, stacks, call_inputs)
     return d if first == 0 else None, grads, _left(outer_sides(ops)[0], stacks)
 
 

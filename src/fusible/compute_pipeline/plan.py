@@ -27,11 +27,11 @@ _SHORTEST_SEGMENT = 8
 @dataclass(frozen=True)
 class QuantizedArg:
     """A parameter that the passes take in an 8-bit type: its place among the parameters of all ops, and the type. ``parts``: the types of its parts
-    along the first dimension, where each is quantized by itself; the type is then that of the first. ``held``: the type in which it is held."""
+    along the first dimension, where each is quantized by itself; the type is then that of the first. ``stored``: the type in which it is stored."""
 
     place: int
     type: QuantizedType
-    held: Type
+    stored: Type
     parts: tuple[QuantizedType, ...] = ()
 
     @property
@@ -116,7 +116,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
     arg_types, quantized_args = _arg_types(bound, request)
     opaque = any(fusion.opaque for _, _, fusion in request.fused) or any(op.direct_only for op in bound)
     call_inputs = _call_inputs(bound)
-    held = (value for op in bound for value in vars(op).values())
+    bound_types = (value for op in bound for value in vars(op).values())
     alone = not (opaque or call_inputs or state.forward or state.backward or request.sides or request.outputs)
     counts = [0, *accumulate(len(op.arg_names) for op in ops)]
     return Plan(
@@ -140,7 +140,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         uncached=next((op for op in bound if not _goes_on(op)), None),
         out_width=widths[-1],
         opaque=opaque,
-        fast_path=alone and not any(isinstance(type, QuantizedType) for type in (*arg_types, *held)),
+        fast_path=alone and not any(isinstance(type, QuantizedType) for type in (*arg_types, *bound_types)),
     )
 
 
@@ -163,14 +163,14 @@ def _arg_types(ops: Sequence[Op], request: PlanRequest) -> tuple[tuple[Type, ...
     types: list[Type] = []
     quantized: list[QuantizedArg] = []
     for op, args in zip(ops, request.args, strict=True):
-        for name, (held, _) in zip(op.arg_names, args, strict=True):
+        for name, (stored, _) in zip(op.arg_names, args, strict=True):
             parts = op.parts.get(name, ())
             asked = op.type_of(parts[0] if parts else name)
             if isinstance(asked, QuantizedType) and op.override != "high_precision":
                 of_parts = tuple(op.type_of(part) for part in parts)
-                quantized.append(QuantizedArg(len(types), asked, held, of_parts))  # pyright: ignore[reportArgumentType] - they ask alike
-                held = asked
-            types.append(held)
+                quantized.append(QuantizedArg(len(types), asked, stored, of_parts))  # pyright: ignore[reportArgumentType] - they ask alike
+                stored = asked
+            types.append(stored)
     return tuple(types), tuple(quantized)
 
 

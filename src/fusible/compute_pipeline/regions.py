@@ -39,15 +39,15 @@ class Region:
 
 
 def regions_of(
-    kind: PassKind, ops: Sequence[Op], start: int, stop: int, groups: Sequence[Group], state: StateLayout, counts: Sequence[int], apart: bool
+    kind: PassKind, ops: Sequence[Op], start: int, stop: int, groups: Sequence[Group], state: StateLayout, counts: Sequence[int], split_opaque: bool
 ) -> tuple[Region, ...]:
     """The regions of a pass over ``[start, stop)``, in the order of the ops: one at least.
 
-    ``apart``: cut where groups that can be compiled meet groups that cannot. ``state``: the slots of the ops ``[start, stop)``. ``counts``: how many
-    parameters are before each op, and in all.
+    ``split_opaque``: cut where groups that can be compiled meet groups that cannot. ``state``: the slots of the ops ``[start, stop)``. ``counts``:
+    how many parameters are before each op, and in all.
     """
     why = [_why_called(ops[group.start : group.stop], group) for group in groups]
-    runs = [list(run) for _, run in groupby(zip(groups, why, strict=True), key=lambda pair: apart and bool(pair[1]))] or [[]]
+    runs = [list(run) for _, run in groupby(zip(groups, why, strict=True), key=lambda pair: split_opaque and bool(pair[1]))] or [[]]
     starts = [start, *(run[0][0].start for run in runs[1:])]
     found: list[Region] = []
     for run, first, last in zip(runs, starts, [*starts[1:], stop], strict=True):

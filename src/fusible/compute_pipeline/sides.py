@@ -82,8 +82,8 @@ def route(ops: Sequence[tuple[Op, Extras | None, Block]]) -> Routing:
                 outputs.append(f"output_{position}_{index}")
                 names = [*names, outputs[-1]]
             routes.append(tuple(names))
-        given = tuple(name for names in routes for name in names)
-        routed.append(op.with_(side_inputs=taken[position], side_outputs=given, routes=tuple(routes)))
+        produced = tuple(name for names in routes for name in names)
+        routed.append(op.with_(side_inputs=taken[position], side_outputs=produced, routes=tuple(routes)))
     return Routing(tuple(routed), tuple(inputs), tuple(outputs))
 
 
@@ -122,8 +122,8 @@ def routes_of(op: Op) -> tuple[tuple[str, ...], ...]:
 class OpenSides:
     """On a walk over ops, the side values that have been given and not yet taken, each with a note of the walker's."""
 
-    def __init__(self, given: Iterable[tuple[str, Any]] = ()) -> None:
-        self.open: list[tuple[str, Any]] = list(given)
+    def __init__(self, values: Iterable[tuple[str, Any]] = ()) -> None:
+        self.open: list[tuple[str, Any]] = list(values)
 
     def give(self, names: Iterable[str], note: Any) -> None:
         self.open += [(name, note) for name in names]

@@ -53,8 +53,8 @@ class VocabularyEmbedding(_Laid):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if input.is_cpu and input.numel() and not torch.compiler.is_compiling():  # elsewhere the answer would be waited for
             self._check_tokens(input)
-        held: Any = parameter_of(self, "weight")
-        weight, mesh = self._local(), held.device_mesh
+        parameter: Any = parameter_of(self, "weight")
+        weight, mesh = self._local(), parameter.device_mesh
         first = mesh.get_local_rank() * -(-self.num_embeddings // mesh.size())  # as torch shares out rows
         local = input - first
         own = (local >= 0) & (local < weight.shape[0])

@@ -43,11 +43,11 @@ def materialize(model: nn.Module, device: torch.device | str = "cpu") -> None:
 
 def _drawn(module: nn.Module, device: torch.device | str) -> dict[str, torch.Tensor]:
     """What the module's own ``reset_parameters`` gives, of what this process holds."""
-    held: dict[str, Any] = module._parameters
+    parameters: dict[str, Any] = module._parameters
     whole = {name: nn.Parameter(torch.empty(shape, dtype=dtype, device=device)) for name, (shape, dtype) in whole_shapes(module).items()}
     vars(module)["_parameters"] = whole
     try:
         module.reset_parameters()  # type: ignore[operator]
     finally:
-        vars(module)["_parameters"] = held
+        vars(module)["_parameters"] = parameters
     return shard_tensors(module, {name: value.detach() for name, value in whole.items()})

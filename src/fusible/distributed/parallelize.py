@@ -56,13 +56,13 @@ class _Changes:
     module: BaseModule
     ops: dict[Op, tuple[Rewritten, BoundOp]] = field(default_factory=dict)
 
-    def held(self) -> Iterator[tuple[Op, str, str, Holding]]:
-        """Each op, the name of a parameter that it takes, the module's name of that, and how it is held from now on. Buffers, which have no gradient
-        and are the same in all processes, are left out."""
+    def parameters(self) -> Iterator[tuple[Op, str, str, Holding]]:
+        """Each op, the name of a parameter that it takes, the module's name of that, and how the processes hold it from now on. Buffers, which have
+        no gradient and are the same in all processes, are left out."""
         for op, (made, bound) in self.ops.items():
-            for name, held in zip(op.arg_names, bound.parameters, strict=True):
-                if held not in self.module._buffers:
-                    yield op, name, held, made.holdings[name]
+            for name, parameter in zip(op.arg_names, bound.parameters, strict=True):
+                if parameter not in self.module._buffers:
+                    yield op, name, parameter, made.holdings[name]
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,10 @@ def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, 
         return tensor_parallel([b.op for b in bound], process, group, sequence_parallel=sequence_parallel, shared_output=shared)
 
     changes = _changes(model, rewrite)
-    held = {id(change.module._parameters[name]): _parts(name, holding, process) for change in changes for _, _, name, holding in change.held()}
-    embeddings = {module: _WHOLE if held.get(id(module.weight)) == [_WHOLE] else _VOCABULARY for module in _embeddings(model)}
+    parts_of = {
+        id(change.module._parameters[name]): _parts(name, holding, process) for change in changes for _, _, name, holding in change.parameters()
+    }
+    embeddings = {module: _WHOLE if parts_of.get(id(module.weight)) == [_WHOLE] else _VOCABULARY for module in _embeddings(model)}
     for module, part in embeddings.items():
         if part is _VOCABULARY:
             VocabularyEmbedding.check(module)
@@ -188,7 +190,7 @@ def _embeddings(model: nn.Module) -> list[nn.Embedding]:
 def _check_ties(model: nn.Module, changes: Sequence[_Changes], embeddings: Mapping[nn.Embedding, _Part], process: Process) -> None:
     """Raise ``NotServedError`` where several modules hold one parameter of which they would have unlike shares: they would train apart."""
     ways = {(id(module), "weight"): [part] for module, part in embeddings.items()}
-    ways |= {(id(change.module), held): _parts(held, holding, process) for change in changes for _, _, held, holding in change.held()}
+    ways |= {(id(change.module), name): _parts(name, holding, process) for change in changes for _, _, name, holding in change.parameters()}
     first: dict[int, tuple[str, Any]] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -302,13 +304,13 @@ def _writes(change: _Changes, place: _Place) -> list[Write]:
     module = change.module
     parameters, shares = dict(module._parameters), dict(module.shares)
     local: dict[Op, dict[str, Any]] = {op: {} for op in change.ops}
-    for op, name, held, holding in change.held():
-        parts = _parts(held, holding, place.process)
-        whole = parameters.pop(held)
+    for op, name, parameter, holding in change.parameters():
+        parts = _parts(parameter, holding, place.process)
+        whole = parameters.pop(parameter)
         new = {part.name: _laid_out(whole, part, place) for part in parts}
         parameters |= new
-        shares[held] = _share(parts, holding, place)
-        local[op][name] = make_nvte_tensor(_shape_of(shares[held], new))
+        shares[parameter] = _share(parts, holding, place)
+        local[op][name] = make_nvte_tensor(_shape_of(shares[parameter], new))
     ops = {op: made.op.with_(**local[op]) if local[op] else made.op for op, (made, _) in change.ops.items()}
     attributes = {**module.exchanged(ops), "_parameters": parameters, "shares": shares}
     return [partial(vars(module).update, attributes)]

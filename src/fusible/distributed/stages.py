@@ -59,9 +59,9 @@ def gather_stages(stage: nn.Module, tensors: Tensors, group: Any) -> dict[str, t
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     device = next((parameter.device for parameter in stage.parameters()), torch.device("cpu"))
     stages = [load(content) for content in gather_bytes(save({**own, **runs}), group, device)]
-    cut = {name.removeprefix(_RUNS): None for held in stages for name in held if name.startswith(_RUNS)}
+    cut = {name.removeprefix(_RUNS): None for of_stage in stages for name in of_stage if name.startswith(_RUNS)}
     states = {name: state for path in cut for name, state in _joined_states(path, stages).items()}
-    return {**{name: tensor for held in stages for name, tensor in held.items()}, **states}
+    return {**{name: tensor for of_stage in stages for name, tensor in of_stage.items()}, **states}
 
 
 def _joined_states(path: str, stages: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -70,13 +70,13 @@ def _joined_states(path: str, stages: Sequence[dict[str, torch.Tensor]]) -> dict
     prefix = f"{path}.scaling_state" if path else "scaling_state"
     pipelines: list[list[torch.Tensor]] = []
     goes_on = False
-    for held in stages:
+    for of_stage in stages:
         place = 0
-        for is_run in held.pop(f"{_RUNS}{path}", torch.empty(0)).tolist():
+        for is_run in of_stage.pop(f"{_RUNS}{path}", torch.empty(0)).tolist():
             if is_run:
                 if not goes_on:
                     pipelines.append([])
-                state = held.pop(f"{prefix}.{place}", None)
+                state = of_stage.pop(f"{prefix}.{place}", None)
                 pipelines[-1] += [] if state is None else [state]
                 place += 1
             goes_on = is_run

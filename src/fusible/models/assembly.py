@@ -155,7 +155,7 @@ class Read:
             found += joined
         return found
 
-    def held(self, module: nn.Module) -> nn.Module:
+    def finish(self, module: nn.Module) -> nn.Module:
         if self.recipe is not None:
             quantize_parameters(module, recipe=self.recipe)
         for name in self._copied:  # else the process would hold the file's pages beside what was made of them
@@ -219,7 +219,7 @@ class Seeded:
     def quantized(self, names: Sequence[Sequence[str]], shape: tuple[int, int]) -> list[torch.Tensor] | None:
         return None
 
-    def held(self, module: nn.Module) -> nn.Module:
+    def finish(self, module: nn.Module) -> nn.Module:
         return module
 
     def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -210,9 +210,9 @@ class EncoderDecoderModel(PretrainedModel):
         return hidden if self.blueprint.head_scale == 1.0 else hidden * self.blueprint.head_scale
 
     def _check(self, count: int, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], max_tokens: int) -> None:
-        for name, given in (("prompts", len(prompts)), ("sampling", len(samplings))):
-            if given != count:
-                raise ShapeError(expected(f"{count}, as there are inputs", of=name, got=given, do="give one for each"))
+        for name, found in (("prompts", len(prompts)), ("sampling", len(samplings))):
+            if found != count:
+                raise ShapeError(expected(f"{count}, as there are inputs", of=name, got=found, do="give one for each"))
         if not all(prompts):
             raise ArgumentError(expected("at least one token", of="a prompt", got="none", do="leave prompts out for the model's own"))
         wrong = next((token for prompt in prompts for token in prompt if not 0 <= token < self.vocabulary), None)

@@ -39,12 +39,12 @@ def joined_rows(parts: Sequence[torch.Tensor], *, by_rows: bool = False) -> torc
     tiled, shape = form.has_tile_scales(parts[0]), (sum(part.shape[0] for part in parts), parts[0].shape[1])
     if tiled and any(part.shape[0] % form.length for part in parts[:-1]):
         return None
-    used = [_used(form, part, held["rowwise_scale_inv"], tiled) for part, held in zip(parts, fields, strict=True)]
+    used = [_used(form, part, each["rowwise_scale_inv"], tiled) for part, each in zip(parts, fields, strict=True)]
     scales = torch.cat(used, int(form.rows_second(False, tiled)))
     lines, blocks = form.scale_shape(shape, False, tiled)
     joined: dict[str, Any] = {
         **fields[0],
-        "rowwise_data": torch.cat([held["rowwise_data"] for held in fields]),
+        "rowwise_data": torch.cat([each["rowwise_data"] for each in fields]),
         "rowwise_scale_inv": F.pad(scales, (0, blocks - scales.shape[1], 0, lines - scales.shape[0])),
     }
     return type(parts[0])(shape, parts[0].dtype, **joined)

@@ -65,7 +65,7 @@ class Weights(Protocol):
         """For each of ``names`` its matrices of ``shape``, one on top of the other, where they are quantized and stay so; None else."""
         ...
 
-    def held(self, module: nn.Module) -> nn.Module:
+    def finish(self, module: nn.Module) -> nn.Module:
         """``module`` with its weights as the model holds them: as they are, or in the number format of a recipe."""
         ...
 
@@ -91,7 +91,7 @@ def _keep_zero(layer: Any, there: torch.Tensor) -> None:
     layer.bias.register_hook(lambda gradient: gradient * there.to(gradient.device))
 
 
-def _given(tensor: torch.Tensor) -> Any:
+def _initial_value(tensor: torch.Tensor) -> Any:
     """An initializer that gives ``tensor`` in the place of the one it is asked to fill."""
     return lambda _: tensor
 
@@ -172,11 +172,11 @@ class Product:
             matrix.shape[0],
             bias is not None,
             param_dtype=weights.dtype,
-            weight_init_method=_given(matrix),
-            bias_init_method=None if bias is None else _given(bias),
+            weight_init_method=_initial_value(matrix),
+            bias_init_method=None if bias is None else _initial_value(bias),
             high_precision=self.high_precision,
         )
-        return linear if self.high_precision else weights.held(linear)
+        return linear if self.high_precision else weights.finish(linear)
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         layers = list(module.layers) if isinstance(module, SideBySide) else [module]
@@ -325,7 +325,7 @@ class Experts:
         else:
             hold_parameters(module, {f"{name}{i}": matrix for name, each in quantized.items() for i, matrix in enumerate(each or ())})
         module.load_state_dict(tensors, assign=True, strict=stacked)
-        return weights.held(module)
+        return weights.finish(module)
 
     def stored(self, module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{self.router}.weight", module.router_weight

@@ -102,10 +102,10 @@ def save_pretrained(model: PretrainedModel, directory: str | PathLike[str], *, f
     The directory appears when all of it is on the disk. Raises ``FileError`` where there is one already, and ``ArgumentError`` for a model whose
     weights are held in 8 or 4 bits, which ``fusible quantize`` writes.
     """
-    held = next((type(p).__name__ for p in model.parameters() if isinstance(p, QuantizedTensor)), None)
-    if held is not None:
+    quantized = next((type(p).__name__ for p in model.parameters() if isinstance(p, QuantizedTensor)), None)
+    if quantized is not None:
         do = "save the model that it was made from, and convert that by fusible quantize"
-        raise ArgumentError(expected("plain parameters", of="a model to save", got=f"a {held}", do=do))
+        raise ArgumentError(expected("plain parameters", of="a model to save", got=f"a {quantized}", do=do))
     name = next(name for name, dtype in _DTYPES.items() if dtype is model.dtype)
     config = {**{key: value for key, value in model.config.items() if key != "torch_dtype"}, "dtype": name}
     write_checkpoint(directory, config, _plain(model), files=files)

@@ -204,8 +204,10 @@ def cast_transpose_dbias_checked(dy: Tensor, type: Type, dbias_type: DType) -> t
 
 
 def _transposed_view(x: Tensor, bytes_: Any) -> Tensor:
-    held = x.data
+    storage = x.data
     return Tensor(
-        Float8TensorStorage(data=bytes_, fp8_scale_inv=held._scale_inv, fp8_dtype=held._fp8_dtype, fake_dtype=held._dtype, quantizer=held._quantizer),
+        Float8TensorStorage(
+            data=bytes_, fp8_scale_inv=storage._scale_inv, fp8_dtype=storage._fp8_dtype, fake_dtype=storage._dtype, quantizer=storage._quantizer
+        ),
         x.type,
     )

@@ -76,17 +76,17 @@ def _gathering(x: Tensor, rowwise: bool, columnwise: bool) -> tuple[Sequence[Any
     """What is gathered of ``x``, and what makes a tensor of what has come."""
     if not isinstance(x.type, QuantizedType):
         return [x.data], partial(_tensor, x.type)
-    held = x.data
-    if format_of(held).gathers:
+    storage = x.data
+    if format_of(storage).gathers:
         return _gathering_blocks(x, {"rowwise": rowwise and x.type.rowwise, "columnwise": columnwise and x.type.columnwise})
-    assert isinstance(held, Float8TensorStorage), "what has blocks in several processes is gathered before it is quantized"
-    type, fields = x.type, {**held.get_metadata(), "data_transpose": None}
+    assert isinstance(storage, Float8TensorStorage), "what has blocks in several processes is gathered before it is quantized"
+    type, fields = x.type, {**storage.get_metadata(), "data_transpose": None}
 
     def finish(whole: Any) -> Tensor:
         of_whole: dict[str, Any] = {**fields, "data": whole}
         return Tensor(Float8TensorStorage(**of_whole), type)
 
-    return [held._data], finish
+    return [storage._data], finish
 
 
 def _tensor(type: Type, data: Any) -> Tensor:

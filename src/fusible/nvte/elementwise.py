@@ -59,14 +59,14 @@ def dbias(dy: Tensor, type: DType) -> Tensor:
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """``x`` with another shape; a quantized one with another of the same last dimension."""
-    held, type_ = x.data, x.type
+    storage, type_ = x.data, x.type
     if not is_quantized_type(type_):
-        return Tensor(tex.prim.reshape(held, tuple(shape)), type_)
+        return Tensor(tex.prim.reshape(storage, tuple(shape)), type_)
     if is_padded(x):
-        return marked(held, type_, resolved(shape, x.shape))
+        return marked(storage, type_, resolved(shape, x.shape))
     if (isinstance(type_, DType) or type_.per_tensor) and x.columnwise is None:  # bytes of any framework, and one scale
-        return Tensor(held.__class__(**{**held.get_metadata(), "data": tex.prim.reshape(held._data, tuple(shape))}), type_)
-    return Tensor(held.view(tuple(shape)), type_)
+        return Tensor(storage.__class__(**{**storage.get_metadata(), "data": tex.prim.reshape(storage._data, tuple(shape))}), type_)
+    return Tensor(storage.view(tuple(shape)), type_)
 
 
 def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -113,13 +113,13 @@ def concatenate(xs: Sequence[Tensor], dim: int) -> Tensor:
 def empty(shape: Sequence[int], type: Type, like: Tensor) -> Tensor:
     """A tensor of unspecified values, of the framework and device of ``like``."""
     if not is_quantized_type(type):
-        return Tensor(tex.prim.empty(tuple(shape), type, _held(like)), type)
-    return _cast(Tensor(tex.prim.full(tuple(shape), 0.0, DType.Float32, _held(like)), DType.Float32), type)
+        return Tensor(tex.prim.empty(tuple(shape), type, _data_of(like)), type)
+    return _cast(Tensor(tex.prim.full(tuple(shape), 0.0, DType.Float32, _data_of(like)), DType.Float32), type)
 
 
 def zeros(shape: Sequence[int], type: DType, like: Tensor) -> Tensor:
     """A tensor of zeros, of the framework and device of ``like``."""
-    return Tensor(tex.prim.full(tuple(shape), 0.0, type, _held(like)), type)
+    return Tensor(tex.prim.full(tuple(shape), 0.0, type, _data_of(like)), type)
 
 
 def empty_like(x: Tensor) -> Tensor:
@@ -138,5 +138,5 @@ def _values(x: Tensor) -> Any:
     return tex.dequantize(x.data, DType.Float32) if is_quantized_type(x.type) else x.data
 
 
-def _held(x: Tensor) -> object:
+def _data_of(x: Tensor) -> object:
     return getattr(x.data, "_scale_inv", x.data)

@@ -10,7 +10,7 @@ from fusible.nvte.dtype import Type, is_quantized_type
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import FieldStorage, Float8TensorStorage, GroupedTensorStorage, QuantizedTensor, QuantizedTensorStorage
 
-__all__ = ["Leaf", "STORAGES", "Shell", "StorageSpec", "flatten", "put_together", "take_apart", "unflatten"]
+__all__ = ["Leaf", "STORAGES", "Shell", "StorageSpec", "flatten", "flatten_storage", "unflatten", "unflatten_storage"]
 
 
 STORAGES = (QuantizedTensorStorage, GroupedTensorStorage)
@@ -36,8 +36,8 @@ Leaf = tuple[Type, StorageSpec | Shell | None]
 """How one tensor was taken apart: its type, and its storage where it is quantized."""
 
 
-def take_apart(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[list[Any], StorageSpec | Shell]:
-    """The framework tensors in a storage, and what ``put_together`` needs beside them."""
+def flatten_storage(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[list[Any], StorageSpec | Shell]:
+    """The framework tensors in a storage, and what ``unflatten_storage`` needs beside them."""
     if type(storage) is Float8TensorStorage and storage._data is not None:  # the most frequent one
         names = _FLOAT8 if storage._transpose is None else _FLOAT8_BOTH
         leaves = [storage._data, storage._scale_inv] if storage._transpose is None else [storage._data, storage._scale_inv, storage._transpose]
@@ -55,7 +55,7 @@ def take_apart(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[
     rest: dict[str, Any] = {}
     for name, value in storage.get_metadata().items():
         if isinstance(value, STORAGES):
-            inner, spec = take_apart(value.storage_without_autograd() if isinstance(value, QuantizedTensor) else value)
+            inner, spec = flatten_storage(value.storage_without_autograd() if isinstance(value, QuantizedTensor) else value)
             leaves += inner
             parts.append((name, spec))
         elif hasattr(value, "shape"):
@@ -88,13 +88,13 @@ _FLOAT8: tuple[tuple[str, None], ...] = (("data", None), ("fp8_scale_inv", None)
 _FLOAT8_BOTH = (*_FLOAT8, ("data_transpose", None))
 
 
-def put_together(leaves: Iterator[Any], spec: StorageSpec | Shell) -> Any:
-    """The inverse of ``take_apart``: takes its tensors, which may be another framework's, from ``leaves``."""
+def unflatten_storage(leaves: Iterator[Any], spec: StorageSpec | Shell) -> Any:
+    """The inverse of ``flatten_storage``: takes its tensors, which may be another framework's, from ``leaves``."""
     if isinstance(spec, Shell):
         storage = copy(spec.storage)
         storage.restore_from_saved([next(leaves) for _ in range(spec.count)])
         return storage
-    fields = {name: next(leaves) if inner is None else put_together(leaves, inner) for name, inner in spec.parts}
+    fields = {name: next(leaves) if inner is None else unflatten_storage(leaves, inner) for name, inner in spec.parts}
     return spec.make(**fields, **spec.rest)
 
 
@@ -105,7 +105,7 @@ def flatten(tensors: Iterable[Tensor]) -> tuple[list[Any], list[Leaf]]:
     for tensor in tensors:
         data = tensor.data
         if is_quantized_type(tensor.type):
-            parts, storage = take_apart(data)
+            parts, storage = flatten_storage(data)
             leaves += parts
             spec.append((tensor.type, storage))
         else:
@@ -117,4 +117,4 @@ def flatten(tensors: Iterable[Tensor]) -> tuple[list[Any], list[Leaf]]:
 def unflatten(leaves: Sequence[Any], spec: Iterable[Leaf]) -> list[Tensor]:
     """The inverse of ``flatten``; the leaves may be tensors of another framework."""
     values = iter(leaves)
-    return [Tensor(next(values) if storage is None else put_together(values, storage), type) for type, storage in spec]
+    return [Tensor(next(values) if storage is None else unflatten_storage(values, storage), type) for type, storage in spec]

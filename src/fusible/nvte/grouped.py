@@ -233,9 +233,9 @@ def _emit(data: Any, types: Sequence[Any], quantizer: Any) -> Tensor:
 
 def _by_weight(weights: Weights, transpose: bool, x: Tensor, columns: int, type: DType, bias: Any = None, bias_scale: Any = None) -> Tensor:
     """``x_i @ op(weights[i])``, in zeros, so that rows of nobody have a value."""
-    held = _buffer(x)
+    buffer = _buffer(x)
     shape, first_dims = (x.shape[0], columns), x.data.first_dims
-    out = tex.prim.full((math.prod(shape),), 0.0, type, held)
+    out = tex.prim.full((math.prod(shape),), 0.0, type, buffer)
     place = _grouped(out, shape, first_dims, tex.splits_to_offsets(first_dims, columns))
     matrices = weights.data if isinstance(weights, Tensor) else [weight.data for weight in weights]
     tex.te_general_grouped_gemm_for_discrete_in(matrices, transpose, x.data, False, place, bias, bias_scale, *_factors(x, 0.0), None, None, True, 0)
@@ -264,5 +264,5 @@ def _rows_of(bias: Tensor) -> GroupedTensorStorage:
 
 def _buffer(x: Tensor) -> Any:
     """A tensor of the framework and device of a grouped one."""
-    held = x.data
-    return held.rowwise_data if held.rowwise_data is not None else held.columnwise_data
+    storage = x.data
+    return storage.rowwise_data if storage.rowwise_data is not None else storage.columnwise_data

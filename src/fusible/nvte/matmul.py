@@ -104,10 +104,10 @@ def _dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, dbias_too: bool)
         return cast_checked(d, type), dbias(d, pre.dtype).data if dbias_too else None
     block = block_of(weight, dy)
     quantizer = None if block else emitter(type, pre.shape)
-    held = pad(pre.data, block) if block else pre.data
+    padded = pad(pre.data, block) if block else pre.data
     result = tex.generic_gemm(
-        read(weight, True, block), False, read(dy, False, block), False, None, quantizer, out_type, held if dbias_too else None, pre.dtype, True,
-        held, True, None, 0, False, True,
+        read(weight, True, block), False, read(dy, False, block), False, None, quantizer, out_type, padded if dbias_too else None, pre.dtype, True,
+        padded, True, None, 0, False, True,
     )  # fmt: skip
     data, sums = result[:2]
     if block:

@@ -36,9 +36,9 @@ def rescale(x: Tensor, exponent: int) -> Tensor:
     form = x.type.scheme.format
     fields: dict[str, Any] = x.data.get_metadata()
     for name in form.scale_fields:
-        held = fields[name]
-        if held is not None:
-            fields[name] = _shifted(held, exponent) if form.scales_are_exponents else tex.prim.scale(held, 2.0**exponent, DType.Float32)
+        scales = fields[name]
+        if scales is not None:
+            fields[name] = _shifted(scales, exponent) if form.scales_are_exponents else tex.prim.scale(scales, 2.0**exponent, DType.Float32)
     return Tensor(x.data.__class__(**fields), x.type)
 
 

@@ -19,8 +19,8 @@ from fusible.tex.activations import ACTIVATIONS, Option
 def _constructor(base: type[Op], options: tuple[Option, ...]) -> Callable[..., None]:
     """The constructor of ``base`` with ``options`` beside its own parameters."""
 
-    def __init__(self: Op, *args: Any, **given: Any) -> None:
-        base.__init__(self, *args, **given)
+    def __init__(self: Op, *args: Any, **keywords: Any) -> None:
+        base.__init__(self, *args, **keywords)
 
     signature = inspect.signature(base.__init__)
     *own, types = signature.parameters.values()

@@ -125,15 +125,15 @@ class BlockGate(Activation):
         return "" if self.glu_interleave_size is None else f"glu_interleave_size={self.glu_interleave_size}"
 
 
-def take_options(op: Op, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Give ``op`` the values of ``options`` among the arguments ``given``, or their defaults, and return the other arguments. Raises
+def take_options(op: Op, options: tuple[Option, ...], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Give ``op`` the values of ``options`` among ``arguments``, or their defaults, and return the other arguments. Raises
     ``ArgumentError`` for a value that tex would refuse."""
     for option in options:
-        value, (domain, _) = given.get(option.name, option.default), domain_of(option.domain)
+        value, (domain, _) = arguments.get(option.name, option.default), domain_of(option.domain)
         if domain is not None:
             domain.check(value, option.name, type(op).__name__)
         setattr(op, option.name, float(value))
-    return {name: value for name, value in given.items() if name not in {option.name for option in options}}
+    return {name: value for name, value in arguments.items() if name not in {option.name for option in options}}
 
 
 def check_interleave(op: Op, size: int | None) -> int | None:

@@ -45,7 +45,7 @@ class AttentionBase(Incremental, AttentionOperands, Op):
     head_width: int
     causal: bool = False
     window_size: tuple[int, int] = nvte.EVERYWHERE
-    rows_apart = True
+    sides_keep_padding = True
     x_dtype = DType.BFloat16
     dy_dtype = DType.BFloat16
 
@@ -386,9 +386,9 @@ class CrossAttention(AttentionBase):
 def _rotary(head_width: int, base: float | None, width: int | None, factors: Sequence[float]) -> nvte.Rotary | None:
     """How q and k are rotated. Raises ``ArgumentError`` for columns that are not pairs of a head, and factors of others."""
     if base is None:
-        given = [name for name, there in (("rope_width", width is not None), ("rope_factors", len(factors) > 0)) if there]
-        if given:
-            raise ArgumentError(expected("a rope_base with it", of=f"{given[0]} of attention", got="none", do="give the base, e.g. 10000.0"))
+        rotary_options = [name for name, there in (("rope_width", width is not None), ("rope_factors", len(factors) > 0)) if there]
+        if rotary_options:
+            raise ArgumentError(expected("a rope_base with it", of=f"{rotary_options[0]} of attention", got="none", do="give the base, e.g. 10000.0"))
         return None
     if width is None and head_width % 2:
         raise ArgumentError(expected("an even head width", of="attention with rotary positions", got=head_width, do="change the number of heads"))

@@ -81,8 +81,8 @@ class AllToAllAttention(ContextParallelAttention):
     def _own(self) -> DotProductAttention:
         """The attention of this process's heads, on whole sequences."""
         own = object.__new__(DotProductAttention)
-        held = {name: value for name, value in vars(self).items() if name not in ("group", "process")}
-        vars(own).update(held, y_dtype=self.activation, dx_dtype=self.activation)
+        options = {name: value for name, value in vars(self).items() if name not in ("group", "process")}
+        vars(own).update(options, y_dtype=self.activation, dx_dtype=self.activation)
         return own.share(self.process)
 
     def _whole(self, sequences: nvte.Sequences, like: nvte.Tensor) -> nvte.Sequences:

@@ -161,9 +161,9 @@ class DispatchTokens(Op):
         x = nvte.cast_checked(x, self.x_dtype)
         rows, row_map = nvte.moe_permute(x, experts)
         sizes = nvte.count_experts(experts, self.groups)
-        return self._given(rows, sizes, {"row_map": row_map})
+        return self._dispatched(rows, sizes, {"row_map": row_map})
 
-    def _given(self, rows: nvte.Tensor, sizes: nvte.Tensor, ctx: Context) -> tuple[nvte.Tensor, Context, dict[str, nvte.Tensor]]:
+    def _dispatched(self, rows: nvte.Tensor, sizes: nvte.Tensor, ctx: Context) -> tuple[nvte.Tensor, Context, dict[str, nvte.Tensor]]:
         return nvte.cast_checked(rows, self.y_dtype), ctx, {"row_map": ctx["row_map"], **dict.fromkeys(self.sizes, sizes)}
 
     def backward(self, ctx: Context, dy: nvte.Tensor, **sides: None) -> tuple[nvte.Tensor | None, list[Any], Sides]:
@@ -228,9 +228,9 @@ class SendTokens(_Exchanges, DispatchTokens):
     def kind(self) -> type[Op]:
         return DispatchTokens
 
-    def _given(self, rows: nvte.Tensor, sizes: nvte.Tensor, ctx: Context) -> tuple[nvte.Tensor, Context, dict[str, nvte.Tensor]]:
+    def _dispatched(self, rows: nvte.Tensor, sizes: nvte.Tensor, ctx: Context) -> tuple[nvte.Tensor, Context, dict[str, nvte.Tensor]]:
         y, own, came = nvte.exchange_groups(rows, sizes, self.group)
-        y, ctx, sides = super()._given(y, own, {**ctx, "sent": sizes, "came": came})
+        y, ctx, sides = super()._dispatched(y, own, {**ctx, "sent": sizes, "came": came})
         return y, ctx, {**sides, "sent": sizes, "came": came}
 
     def _returned(self, dy: nvte.Tensor, ctx: Context) -> nvte.Tensor:

@@ -92,8 +92,8 @@ class GroupedMMT(Op):
         if self._wants_any(self.weight_names):
             ctx["x"] = nvte.by_columns(grouped) if nvte.is_quantized_type(types[0]) else x
         if self.wants("x"):
-            held = {"weight": weights} if isinstance(weights, Tensor) else {f"weight{i}": weight for i, weight in enumerate(weights)}
-            ctx.update({name: nvte.by_columns(weight) for name, weight in held.items()})
+            by_name = {"weight": weights} if isinstance(weights, Tensor) else {f"weight{i}": weight for i, weight in enumerate(weights)}
+            ctx.update({name: nvte.by_columns(weight) for name, weight in by_name.items()})
         if scales:
             ctx["scales"] = scales[0]
             if self.wants(self.side_inputs[1]):

@@ -71,8 +71,8 @@ class _Norm(Op):
     ) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
         """dx and those of the parameters, by one of the backward's functions."""
         dy = nvte.cast_checked(dy, self.dy_dtype)
-        given = self.rows(dy), *saved, self.zero_centered_gamma
-        dx, *grads = gradient(*given, self.dx_dtype) if addend is None else gradient_add(*given, self.rows(addend), self.dx_dtype)
+        operands = self.rows(dy), *saved, self.zero_centered_gamma
+        dx, *grads = gradient(*operands, self.dx_dtype) if addend is None else gradient_add(*operands, self.rows(addend), self.dx_dtype)
         return (dx, grads) if len(self.over) == 1 else (nvte.reshape(dx, dy.shape), [nvte.reshape(grad, self.over) for grad in grads])
 
     def extra_repr(self) -> str:

@@ -28,7 +28,7 @@ class OpTraits:
     def call_inputs(self) -> tuple[str, ...]:
         return ()
 
-    rows_apart: ClassVar[bool] = False
+    sides_keep_padding: ClassVar[bool] = False
     """Whether its side inputs are tensors of their own, and not rows beside x's: they come as the caller gave them, padding and all."""
 
     quantizes_y: ClassVar[bool] = False

@@ -19,9 +19,9 @@ def apply_patches() -> None:
 
     Where the nvidia backend can run, what the package asks of the device it goes on asking of NVIDIA's library.
     """
-    if any(isinstance(finder, Names) and TENSOR_PATCHES.keys() <= finder.around.keys() for finder in sys.meta_path):
+    if any(isinstance(finder, Names) and TENSOR_PATCHES.keys() <= finder.patches.keys() for finder in sys.meta_path):
         return
     native = registry.reason_unavailable(registry.find("nvidia")) is None
-    around = TENSOR_PATCHES if native else {name: adapt for name, adapt in PATCHES.items() if name != _LOADER}
-    sys.meta_path.insert(0, Names(around=around))
-    adapt_loaded(around)
+    patches = TENSOR_PATCHES if native else {name: adapt for name, adapt in PATCHES.items() if name != _LOADER}
+    sys.meta_path.insert(0, Names(patches=patches))
+    adapt_loaded(patches)

@@ -28,7 +28,7 @@ class _Parts:
     came: list[tuple[ReadItem, torch.Tensor]]
     missing: int
 
-    def put_together(self) -> None:
+    def assemble(self) -> None:
         """Write what came to the tensor: the bytes, where all are rows of its format with one scale; else the values, which are quantized."""
         rows = sorted(((item.dest_offsets[0], part) for item, part in self.came), key=lambda place: place[0])
         quantized = [part for _, part in rows if isinstance(part, QuantizedTensor) and part.shape[1:] == self.whole.shape[1:]]
@@ -70,7 +70,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def __init__(self, state_dict: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._given = state_dict
+        self._state_dict = state_dict
         self._parts: dict[tuple[str, Any], _Parts] = {}
 
     def set_up_planner(self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
@@ -93,7 +93,7 @@ class LoadPlanner(DefaultLoadPlanner):
         if parts is not None:
             parts.missing -= torch.Size(read_item.lengths).numel()
             if not parts.missing:
-                parts.put_together()
+                parts.assemble()
 
     def _make_place(self, state_dict: dict[str, Any], path: Sequence[Any], place: torch.Tensor) -> None:
         """Put ``place`` at a path of keys through nested dictionaries; nothing where they lead elsewhere."""
@@ -104,8 +104,8 @@ class LoadPlanner(DefaultLoadPlanner):
         if not isinstance(into, dict):
             return
         into[last] = place
-        if not outer and self._given is not None:
-            self._given[last] = place  # dcp.load works on a copy of the outermost dictionary
+        if not outer and self._state_dict is not None:
+            self._state_dict[last] = place  # dcp.load works on a copy of the outermost dictionary
         elif not outer:
             do = "give the dictionary to load: LoadPlanner(state_dict)"
             raise CheckpointError(expected("the dictionary that is loaded", of="LoadPlanner", got=f"none to put {last!r} in", do=do))

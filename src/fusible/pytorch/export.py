@@ -32,10 +32,10 @@ class _Exporting:
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         if isinstance(key, tuple) and "weights" in key:  # they are quantized here, and constants of the program
             return program(inputs)
-        flat, held = tuple(inputs[0].shape), [lazy.Tensor(read_tensor(x)) for x in inputs[1:]]
+        flat, weights = tuple(inputs[0].shape), [lazy.Tensor(read_tensor(x)) for x in inputs[1:]]
 
         def inference(x: lazy.Tensor) -> lazy.Tensor:
-            y = program([lazy.reshape(x, flat), *held])[0][0]
+            y = program([lazy.reshape(x, flat), *weights])[0][0]
             return lazy.reshape(y, (*self.shape[:-1], y.shape[-1]))
 
         dtype = lazy.Tensor(read_tensor(inputs[0][:1])).dtype

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusible.nvte import take_apart
+from fusible.nvte import flatten_storage
 from fusible.quantized import QuantizedTensor
 from fusible.tex.calls.transaction import Write
 from fusible.tex.formats import is_quantized
@@ -57,7 +57,7 @@ def needs_own_step(x: Any) -> bool:
 def _buffers(x: Any) -> list[torch.Tensor]:
     """The plain tensors of which a quantized tensor consists."""
     if is_quantized(x):
-        return take_apart(x.storage_without_autograd())[0]
+        return flatten_storage(x.storage_without_autograd())[0]
     found: list[torch.Tensor] = []
     x._mapped(lambda tensor: found.append(tensor) or tensor)
     return found

@@ -41,7 +41,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
     _slots: tuple[str, ...]
     _counts = False
     """Whether a group counts its steps."""
-    _apart = False
+    _separate_first_step = False
     """Whether parameters whose first gradient this is are stepped by themselves."""
     _options: tuple[str, ...] = ("master_weights",)
     """The attributes that are pickled beside groups and state."""
@@ -130,10 +130,10 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def _quantized(self, batch: Batch) -> list[Write]:
         """Step copies of the masters and the other state, and quantize from these copies."""
-        given = batch.lists[1:]
-        made = replace(batch, lists=[batch.lists[0], *([x.clone() for x in tensors] for tensors in given)])
+        written = batch.lists[1:]
+        made = replace(batch, lists=[batch.lists[0], *([x.clone() for x in tensors] for tensors in written)])
         run(gathered(lambda: self._run(made)))
-        pairs = zip([x for tensors in given for x in tensors], [x for tensors in made.lists[1:] for x in tensors], strict=True)
+        pairs = zip([x for tensors in written for x in tensors], [x for tensors in made.lists[1:] for x in tensors], strict=True)
         anew = [write for p, value in zip(batch.parameters, made.lists[1], strict=True) for write in requantized(local(p), value)]
         return [*[partial(old.copy_, new) for old, new in pairs], *anew]
 
@@ -145,7 +145,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             if p.grad is None:
                 continue
             known = self.state.get(p)
-            begins = self._apart and not known
+            begins = self._separate_first_step and not known
             plain = p.__class__ in PLAIN and p.grad.__class__ in PLAIN
             if not plain:
                 self._check_placed(p)
@@ -215,8 +215,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
         count, length = len(numbers), len(lists[0])
 
         def program(inputs: list[Any]) -> tuple[list[Any], Any]:
-            given, flat = inputs[:count], inputs[count:]
-            step(given, [flat[i : i + length] for i in range(0, len(flat), length)])
+            scalars, flat = inputs[:count], inputs[count:]
+            step(scalars, [flat[i : i + length] for i in range(0, len(flat), length)])
             return flat[length:], None
 
         own = [x for tensors in lists[1:] for x in tensors]
@@ -358,7 +358,7 @@ class FusedSGD(_FusedOptimizer):
     """
 
     _slots = ("momentum_buffer",)
-    _apart = True  # they begin their buffers with it
+    _separate_first_step = True  # they begin their buffers with it
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class quantized_model_init:
     def __init__(self, enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False) -> None:
         if recipe is not None and not isinstance(recipe, Recipe):
             raise DTypeError(expected("a recipe", of="quantized_model_init", got=repr(recipe), do="give e.g. fusible.MXFP8BlockScaling()"))
-        self.recipe: Recipe | None = (recipe.settled() if recipe is not None else DelayedScaling()) if enabled else None
+        self.recipe: Recipe | None = (recipe.immutable() if recipe is not None else DelayedScaling()) if enabled else None
         self.preserve_high_precision_init_val = preserve_high_precision_init_val
         self._former: list[quantized_model_init | None] = []
 

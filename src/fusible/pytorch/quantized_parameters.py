@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.nvte import Tensor, is_quantized_type, take_apart
+from fusible.nvte import Tensor, flatten_storage, is_quantized_type
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.weights import stored_type
@@ -51,13 +51,13 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recip
     for module in modules:
         module.forget_plans()
 
-    def held(name: str, parameter: torch.Tensor) -> nn.Parameter:
+    def quantized(name: str, parameter: torch.Tensor) -> nn.Parameter:
         if id(parameter) not in done:
             done[id(parameter)] = _quantized(parameter, quantizer, name)
         return done[id(parameter)]
 
     # Made at once: an interrupt finds all weights in 8 bits or none.
-    run([write for module, path in modules.items() for write in _writes(module, f"{path}." if path else "", held)])
+    run([write for module, path in modules.items() for write in _writes(module, f"{path}." if path else "", quantized)])
     return model
 
 
@@ -68,35 +68,35 @@ def hold_parameters(module: BaseModule, quantized: Mapping[str, torch.Tensor]) -
     run(_writes(module, "", lambda name, _: nn.Parameter(quantized[name], requires_grad=False)))
 
 
-def _writes(module: BaseModule, begin: str, held: Callable[[str, torch.Tensor], nn.Parameter]) -> list[Write]:
-    """What is assigned for ``module`` to hold ``held(name, weight)`` in the place of each weight of a product that is not quantized yet; of several
-    that are one parameter each by itself. ``begin``: of the names."""
-    apart, changed, found = module.apart(), dict[Op, Op](), dict[str, nn.Parameter]()
-    parameters: Mapping[str, Any] = apart.get("_parameters", module._parameters)
-    bound: Sequence[BoundOp] = apart.get("_bound", module.local_ops())
+def _writes(module: BaseModule, begin: str, quantized: Callable[[str, torch.Tensor], nn.Parameter]) -> list[Write]:
+    """What is assigned for ``module`` to hold ``quantized(name, weight)`` in the place of each weight of a product that is not quantized yet; of
+    several that are one parameter each by itself. ``begin``: of the names."""
+    unstacked, changed, found = module.unstacked(), dict[Op, Op](), dict[str, nn.Parameter]()
+    parameters: Mapping[str, Any] = unstacked.get("_parameters", module._parameters)
+    bound: Sequence[BoundOp] = unstacked.get("_bound", module.local_ops())
     for op, names in ((b.op, b.parameters) for b in bound):
         for name, own in zip(op.arg_names, names, strict=True):
             asked, parameter = op.type_of(name), parameters.get(own)  # a buffer is no parameter
             if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, QuantizedTensor):
                 continue
-            made = found[own] = held(f"{begin}{own}", parameter)
+            made = found[own] = quantized(f"{begin}{own}", parameter)
             changed[op] = changed.get(op, op).with_(**{name: Tensor(made, stored_type(made))})
-    if not apart:
+    if not unstacked:
         writes: list[Write] = [partial(module._parameters.__setitem__, own, made) for own, made in found.items()]
         return [*writes, partial(vars(module).update, module.exchanged(changed))] if changed else []
-    apart["_parameters"] = {**parameters, **found}
-    apart["_bound"] = tuple(b._replace(op=changed.get(b.op, b.op)) for b in bound)
-    apart["_ops"] = tuple(b.op for b in apart["_bound"])
-    return [partial(vars(module).update, apart)]
+    unstacked["_parameters"] = {**parameters, **found}
+    unstacked["_bound"] = tuple(b._replace(op=changed.get(b.op, b.op)) for b in bound)
+    unstacked["_ops"] = tuple(b.op for b in unstacked["_bound"])
+    return [partial(vars(module).update, unstacked)]
 
 
 def parameter_bytes(model: nn.Module) -> int:
     """The memory that the parameters of ``model`` take as they are held: of a quantized one its values, their scales, and its copies."""
-    return sum(tensor.nbytes for parameter in model.parameters() for tensor in _held(parameter))
+    return sum(tensor.nbytes for parameter in model.parameters() for tensor in _tensors_of(parameter))
 
 
-def _held(parameter: torch.Tensor) -> list[torch.Tensor]:
-    return take_apart(parameter.storage_without_autograd())[0] if isinstance(parameter, QuantizedTensor) else [parameter]
+def _tensors_of(parameter: torch.Tensor) -> list[torch.Tensor]:
+    return flatten_storage(parameter.storage_without_autograd())[0] if isinstance(parameter, QuantizedTensor) else [parameter]
 
 
 def _quantizer(fp8_dtype: DType, recipe: Recipe | None) -> Quantizer:
@@ -105,7 +105,7 @@ def _quantizer(fp8_dtype: DType, recipe: Recipe | None) -> Quantizer:
         return Float8CurrentScalingQuantizer(fp8_dtype, columnwise=False)
     if not isinstance(recipe, Recipe):
         raise DTypeError(expected("a recipe", of="quantize_parameters", got=repr(recipe), do="give e.g. fusible.MXFP8BlockScaling()"))
-    quantizer = quantizer_for_role(recipe.settled(), _WEIGHT)
+    quantizer = quantizer_for_role(recipe.immutable(), _WEIGHT)
     if isinstance(quantizer, DelayedScalingRequest):
         return Float8CurrentScalingQuantizer(quantizer.fp8_format.forward, columnwise=False)
     if not isinstance(quantizer, Quantizer):

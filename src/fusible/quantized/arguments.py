@@ -215,11 +215,11 @@ def check_methods(cls: type) -> None:
     for name, value in list(vars(cls).items()):
         if name != "__call__" and name.startswith("_"):
             continue
-        around = type(value) if isinstance(value, classmethod | staticmethod) else None
-        function = value.__func__ if around is not None else value
+        wrapper = type(value) if isinstance(value, classmethod | staticmethod) else None
+        function = value.__func__ if wrapper is not None else value
         if inspect.isfunction(function) and (kinds := kinds_of(function, _KNOWN)):
-            checked = looked_at(function, kinds, _owner(cls.__name__, name, own=around is not staticmethod))
-            setattr(cls, name, checked if around is None else around(checked))
+            checked = looked_at(function, kinds, _owner(cls.__name__, name, own=wrapper is not staticmethod))
+            setattr(cls, name, checked if wrapper is None else wrapper(checked))
 
 
 def _owner(cls: str, method: str, *, own: bool) -> Callable[..., str]:

@@ -31,8 +31,8 @@ def prepare_for_saving(*tensors: Any) -> tuple[list[torch.Tensor | None], list[A
             plain.append(tensor)
             objects.append(None)
         else:
-            held, emptied = tensor.prepare_for_saving()
-            plain += held
+            tensors_of_part, emptied = tensor.prepare_for_saving()
+            plain += tensors_of_part
             objects.append(emptied)
     return plain, objects
 

@@ -169,16 +169,16 @@ def rht_matrix(with_random_sign_mask: bool = True) -> torch.Tensor:
 
 def _storage_kind(storage: BlockScaledStorage) -> tuple[Any, ...]:
     form = format_of(storage)
-    held = form.buffer(storage)
-    return form.name, held.device.type if isinstance(held, torch.Tensor) else "lazy", form.element(storage)
+    data = form.buffer(storage)
+    return form.name, data.device.type if isinstance(data, torch.Tensor) else "lazy", form.element(storage)
 
 
 def _factory(tensor_class: type[QuantizedTensor]) -> Any:
     storage_class = tensor_class._STORAGE
 
     def make(quantizer: Any, *, shape: Sequence[int], dtype: torch.dtype, **fields: Any) -> Any:
-        held = fields["rowwise_data"] if fields["rowwise_data"] is not None else fields["columnwise_data"]
-        if quantizer.internal or not isinstance(held, torch.Tensor):
+        data = fields["rowwise_data"] if fields["rowwise_data"] is not None else fields["columnwise_data"]
+        if quantizer.internal or not isinstance(data, torch.Tensor):
             return storage_class(**fields, quantizer=quantizer, fake_dtype=dtype)
         return tensor_class(tuple(shape), dtype, **fields, quantizer=quantizer)
 

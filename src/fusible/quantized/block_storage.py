@@ -127,9 +127,9 @@ class BlockScaledStorage(FieldStorage):
         return tuple(buffers), {"field_names": self.fsdp_buffer_fields(), "inner": shape[1:], "kept": kept}
 
     def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-        held, inner = dict(zip(meta["field_names"], buffers, strict=True)), meta["inner"]
+        gathered, inner = dict(zip(meta["field_names"], buffers, strict=True)), meta["inner"]
         ways = [name.split("_")[1] for name in meta["field_names"] if name.endswith("data")]
-        first = held[f"_{ways[0]}_data"]
+        first = gathered[f"_{ways[0]}_data"]
         form, tiled, per_row = self._FORMAT, self._FORMAT.has_tile_scales(self), inner[-1] // self._FORMAT.packed
         shape = (first.numel() // (per_row * outer(inner)), *inner)
         if ways[0] == "rowwise" and tuple(first.shape[1:]) != form.data_shape(shape, False)[1:]:
@@ -137,7 +137,7 @@ class BlockScaledStorage(FieldStorage):
         fields: dict[str, Any] = dict(meta["kept"])
         for way in ways:
             columnwise = way == "columnwise"
-            data, scales = held[f"_{way}_data"], held[f"_{way}_scale_inv"]
+            data, scales = gathered[f"_{way}_data"], gathered[f"_{way}_scale_inv"]
             data = data.t().contiguous() if columnwise and form.transposed else data
             scales = scales.t() if form.rows_second(columnwise, tiled) else scales
             lines, blocks = form.used_scales(shape, columnwise, tiled)

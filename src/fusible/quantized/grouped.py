@@ -303,8 +303,8 @@ class GroupedTensorStorage:
         """The fields, as the constructor takes them; of the members' shapes those that the host was given, and never what it read of a tensor."""
         shapes = self.tensor_shapes if self.all_same_shape() else None
         described = {"shape": self.logical_shape, "dtype": self.fake_dtype, "num_tensors": self.num_tensors, "shapes": shapes}
-        held = group_arguments({name: getattr(self, name) for name in GROUPED_BUFFERS}, self)
-        return described | held | {"quantizer": self.quantizer, "with_gemm_swizzled_scales": self._with_gemm_swizzled_scales}
+        buffers = group_arguments({name: getattr(self, name) for name in GROUPED_BUFFERS}, self)
+        return described | buffers | {"quantizer": self.quantizer, "with_gemm_swizzled_scales": self._with_gemm_swizzled_scales}
 
     def prepare_for_saving(self) -> tuple[list[Any], GroupedTensorStorage]:
         """``(tensors, self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""
@@ -336,9 +336,9 @@ class GroupedTensorStorage:
         except (ArgumentError, DTypeError, NotServedError) as error:
             return str(error)
         for argument, name in self._TENSORS.items():
-            held, like = getattr(self, name), wanted.get(argument)
-            if held is not None and name not in _DESCRIBING and like is not None and (held.numel(), held.dtype) != (like.numel(), like.dtype):
-                return f"{held.dtype} {list(held.shape)} as {argument}"
+            buffer, like = getattr(self, name), wanted.get(argument)
+            if buffer is not None and name not in _DESCRIBING and like is not None and (buffer.numel(), buffer.dtype) != (like.numel(), like.dtype):
+                return f"{buffer.dtype} {list(buffer.shape)} as {argument}"
         return None if self.has_data() or self.has_columnwise_data() else "no data"
 
     def clear(self) -> None:
@@ -361,8 +361,8 @@ def _make_grouped(like: Quantizer | None, /, **fields: Any) -> GroupedTensorStor
 
 def kind_of_grouped(x: GroupedTensorStorage) -> tuple[Any, ...]:
     """What dispatch sees of a grouped tensor."""
-    held = x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
-    device = held.device.type if isinstance(held, torch.Tensor) else "lazy"
+    buffer = x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
+    device = buffer.device.type if isinstance(buffer, torch.Tensor) else "lazy"
     return "grouped", scaling(x.quantizer), device, x.fake_dtype
 
 

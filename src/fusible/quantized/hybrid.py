@@ -55,21 +55,21 @@ class HybridQuantizedTensorStorage(FieldStorage):
         """The column-wise copy, or None."""
         return self._columnwise_storage
 
-    def _held(self) -> dict[str, Any]:
+    def _present_parts(self) -> dict[str, Any]:
         """The copies that are there, by argument."""
         parts = {name: getattr(self, attribute) for name, attribute in self._PARTS.items()}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
     def shape(self) -> Any:
-        return next(iter(self._held().values())).shape
+        return next(iter(self._present_parts().values())).shape
 
     def get_usages(self) -> dict[str, bool]:
         return {"rowwise": self._rowwise_storage is not None, "columnwise": self._columnwise_storage is not None}
 
     def get_data_tensors(self) -> tuple[Any, ...]:
         """The data of both copies."""
-        return tuple(tensor for part in self._held().values() for tensor in part.get_data_tensors())
+        return tuple(tensor for part in self._present_parts().values() for tensor in part.get_data_tensors())
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         """Drop a copy; None leaves one as it is. Raises ``ArgumentError`` for one that is not there, and where none would be left."""
@@ -93,11 +93,11 @@ class HybridQuantizedTensorStorage(FieldStorage):
         return part.operand(columnwise)
 
     def _dequantized(self, dtype: DTypeLike) -> Any:
-        return detached(next(iter(self._held().values())).dequantize(dtype=dtype))
+        return detached(next(iter(self._present_parts().values())).dequantize(dtype=dtype))
 
     def _mapped(self, move: Callable[[Any], Any], quantizer: Callable[[Any], Any] = lambda quantizer: quantizer) -> dict[str, Any]:
         fields = {**self.get_metadata(), "quantizer": quantizer(self._quantizer)}
-        for name, part in self._held().items():
+        for name, part in self._present_parts().items():
             fields[name] = _rebuilt(part, part._mapped(move, quantizer))
         return fields
 
@@ -105,7 +105,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
         return [tensor for part in self._own_parts() for tensor in part.prepare_for_saving()[0]], self
 
     def restore_from_saved(self, tensors: Saved) -> list[Any]:
-        for part in self._held().values():
+        for part in self._present_parts().values():
             tensors = part.restore_from_saved(tensors)
         return tensors
 
@@ -116,7 +116,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
     def _own_parts(self) -> Iterator[Any]:
         """The copies that are there, first replaced by objects of this tensor's own: emptying one must not empty another tensor that shares it, as
         ``detach`` gives."""
-        for name, part in self._held().items():
+        for name, part in self._present_parts().items():
             own = _rebuilt(part, part.get_metadata())
             setattr(self, self._PARTS[name], own)
             yield own
@@ -124,28 +124,28 @@ class HybridQuantizedTensorStorage(FieldStorage):
     def copy_from_storage(self, src: Storage) -> None:
         if not self._same_format(src):
             raise ArgumentError(expected(f"the format and options of {self!r}", of="copy_from_storage", got=repr(src), do="quantize it likewise"))
-        theirs = src._held()
-        for name, part in self._held().items():
+        theirs = src._present_parts()
+        for name, part in self._present_parts().items():
             if name in theirs:
                 part.copy_from_storage(theirs[name])
 
     def _same_format(self, other: Any) -> bool:
         if not isinstance(other, HybridQuantizedTensorStorage):
             return False
-        mine, theirs = self._held(), other._held()
+        mine, theirs = self._present_parts(), other._present_parts()
         return all(mine[name]._same_format(theirs[name]) for name in mine.keys() & theirs.keys())
 
     def _takes_bytes_of(self, other: Any) -> bool:
         if not isinstance(other, HybridQuantizedTensorStorage):
             return False
-        theirs = other._held()
+        theirs = other._present_parts()
         if self._quantizer.columnwise_source != other._quantizer.columnwise_source:
             return False
-        return all(name in theirs and part._takes_bytes_of(theirs[name]) for name, part in self._held().items())
+        return all(name in theirs and part._takes_bytes_of(theirs[name]) for name, part in self._present_parts().items())
 
     def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
         fields = self.get_metadata()
-        for name, part in self._held().items():
+        for name, part in self._present_parts().items():
             viewed = part._viewed(shape)
             if viewed is None:
                 return None
@@ -153,29 +153,31 @@ class HybridQuantizedTensorStorage(FieldStorage):
         return fields
 
     def _fits(self, shape: Sequence[int]) -> bool:
-        return all(part._fits(shape) for part in self._held().values())
+        return all(part._fits(shape) for part in self._present_parts().values())
 
     def _row_step(self) -> int:
-        return max(part._row_step() for part in self._held().values())  # powers of two
+        return max(part._row_step() for part in self._present_parts().values())  # powers of two
 
     def fsdp_buffer_fields(self) -> tuple[str, ...]:
-        return tuple(f"{self._PARTS[name]}.{field}" for name, part in self._held().items() for field in part.fsdp_buffer_fields())
+        return tuple(f"{self._PARTS[name]}.{field}" for name, part in self._present_parts().items() for field in part.fsdp_buffer_fields())
 
     def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        found = {name: part.fsdp_extract_buffers() for name, part in self._held().items()}
+        found = {name: part.fsdp_extract_buffers() for name, part in self._present_parts().items()}
         buffers = tuple(buffer for parts, _ in found.values() for buffer in parts)
-        told = {name: (len(parts), meta, self._held()[name], self._held()[name].get_usages()) for name, (parts, meta) in found.items()}
+        told = {
+            name: (len(parts), meta, self._present_parts()[name], self._present_parts()[name].get_usages()) for name, (parts, meta) in found.items()
+        }
         return buffers, {"field_names": self.fsdp_buffer_fields(), "parts": told}
 
     def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
         fields, left, shape = {}, list(buffers), ()
         for name, (count, inner, like, usages) in meta["parts"].items():
             mine, left = left[:count], left[count:]
-            whole, held = like._of_rows(mine, inner)
+            whole, fields_of_part = like._of_rows(mine, inner)
             if shape and whole != shape:
                 raise ValueError(f"rows of {list(whole)} and of {list(shape)}")
             shape = whole
-            fields[name] = _rebuilt(like, {**like.get_metadata(), **dict.fromkeys(like._TENSORS), **held}, shape)
+            fields[name] = _rebuilt(like, {**like.get_metadata(), **dict.fromkeys(like._TENSORS), **fields_of_part}, shape)
             fields[name].update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
         return shape, fields
 
@@ -185,7 +187,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
             setattr(self, attribute, fields.get(name))
 
     def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
-        parts = self._held()
+        parts = self._present_parts()
         others = [f"{name} of {list(part.shape)}" for name, part in parts.items() if tuple(part.shape) != shape]
         return "no data" if not parts else others[0] if others else None
 
@@ -331,8 +333,8 @@ class HybridQuantizer(Quantizer):
 
 
 def _kind(storage: HybridQuantizedTensorStorage) -> tuple[Any, ...]:
-    held = next((tensor for tensor in storage.get_data_tensors() if tensor is not None), None)
-    return "hybrid", "cpu" if held is None else held.device.type, storage._dtype
+    data = next((tensor for tensor in storage.get_data_tensors() if tensor is not None), None)
+    return "hybrid", "cpu" if data is None else data.device.type, storage._dtype
 
 
 # No backend serves these kinds: a product reads the operand within, and everything else the values.

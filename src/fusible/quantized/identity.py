@@ -114,15 +114,15 @@ class IdentityQuantizer(Quantizer):
             got = type(dst).__qualname__
             raise DTypeError(expected("an IdentityTensorStorage", of="what an IdentityQuantizer writes to", got=got, do="pass one"))
         values = (src.dequantize() if isinstance(src, QuantizedTensorStorage) else src).detach()
-        held = dst._hp_data
-        if values.is_meta and not held.is_meta:
+        data = dst._hp_data
+        if values.is_meta and not data.is_meta:
             of = "the tensor to quantize into an IdentityTensor"
-            raise DTypeError(expected(f"one on {held.device}", of=of, got="one on meta", do="make it on the device of output"))
-        if tuple(values.shape) != tuple(held.shape):
+            raise DTypeError(expected(f"one on {data.device}", of=of, got="one on meta", do="make it on the device of output"))
+        if tuple(values.shape) != tuple(data.shape):
             of = "the tensor to quantize into an IdentityTensor"
-            raise ShapeError(expected(str(list(held.shape)), of=of, got=list(values.shape), do="pass that shape"))
-        values = values.to(held.dtype)
-        held.copy_(values if noop_flag is None else torch.where(noop_flag == 1, held, values))
+            raise ShapeError(expected(str(list(data.shape)), of=of, got=list(values.shape), do="pass that shape"))
+        values = values.to(data.dtype)
+        data.copy_(values if noop_flag is None else torch.where(noop_flag == 1, data, values))
         return dst
 
     def _made_empty(self, shape: Iterable[int], dtype: DTypeLike | None, device: Device | None, pin_memory: bool) -> Any:
@@ -136,8 +136,8 @@ class IdentityQuantizer(Quantizer):
 
 
 def _kind(storage: IdentityTensorStorage) -> tuple[Any, ...]:
-    held = storage._hp_data
-    return "identity", "cpu" if held is None else held.device.type, storage._dtype
+    data = storage._hp_data
+    return "identity", "cpu" if data is None else data.device.type, storage._dtype
 
 
 # No backend serves these kinds: a product reads the operand within, and everything else the values.

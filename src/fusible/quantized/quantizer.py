@@ -356,8 +356,8 @@ def kind_of_quantizer(quantizer: Any) -> tuple[Any, ...]:
 
 
 def _storage_kind(storage: Float8TensorStorage) -> tuple[Any, ...]:
-    held = storage._data if storage._data is not None else storage._transpose
-    return FLOAT8.name, held.device.type if isinstance(held, torch.Tensor) else "lazy", storage._fp8_dtype
+    data = storage._data if storage._data is not None else storage._transpose
+    return FLOAT8.name, data.device.type if isinstance(data, torch.Tensor) else "lazy", storage._fp8_dtype
 
 
 for _class in (Float8Quantizer, Float8CurrentScalingQuantizer):

@@ -38,7 +38,7 @@ class Recipe(Options):
         super().__post_init__()
         self._check_one_of("backward_override", None, "high_precision", "dequantized")
 
-    def settled(self) -> Self:
+    def immutable(self) -> Self:
         """An immutable recipe with the present options: itself, or a copy of a recipe that can be changed."""
         return self
 

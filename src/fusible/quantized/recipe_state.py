@@ -44,7 +44,7 @@ class RecipeState:
             raise ArgumentError(expected("'forward' or 'backward'", of="RecipeState's mode", got=repr(mode), do="name one"))
         if roles is not None and len(roles) != num_quantizers:
             raise ArgumentError(expected(f"{num_quantizers} roles", of="RecipeState", got=len(roles), do="give one per quantizer, or none"))
-        self.recipe = recipe.settled()
+        self.recipe = recipe.immutable()
         self.mode = mode
         self.num_quantizers = num_quantizers
         self.device = torch.empty(0, device=device).device

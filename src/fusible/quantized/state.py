@@ -79,8 +79,8 @@ class ScalingState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What there is to save, copied to the CPU: the scales, the amaxes and the code of the format."""
-        held = {"scale": self.scale, "amax_history": self.amax_history, "fp8_dtype": torch.tensor([int(self.fp8_dtype)])}
-        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in held.items()}
+        fields = {"scale": self.scale, "amax_history": self.amax_history, "fp8_dtype": torch.tensor([int(self.fp8_dtype)])}
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in fields.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], slots: tuple[str, ...], direction: str) -> ScalingState:

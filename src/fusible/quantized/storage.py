@@ -125,9 +125,9 @@ class FieldStorage(QuantizedTensorStorage):
 
     def get_metadata(self) -> dict[str, Any]:
         """The fields, as the constructor takes them."""
-        held = {name: getattr(self, attribute) for name, attribute in (self._TENSORS | self._PARTS).items()}
+        tensors = {name: getattr(self, attribute) for name, attribute in (self._TENSORS | self._PARTS).items()}
         options = {name: getattr(self, f"_{name}") for name in self._OPTIONS}
-        return {**held, **options, "quantizer": self._quantizer, "fake_dtype": self._dtype}
+        return {**tensors, **options, "quantizer": self._quantizer, "fake_dtype": self._dtype}
 
     def prepare_for_saving(self) -> tuple[list[Any], Self]:
         """``(tensors, self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""
@@ -237,10 +237,10 @@ class FieldStorage(QuantizedTensorStorage):
     def __tensor_unflatten__(inner_tensors: dict[str, Any], ctx: dict[str, Any], outer_size: Any, outer_stride: Any) -> Any:
         """The tensor that was flattened, of other inner tensors."""
         cls, others = ctx["cls"], ctx["nontensor_kwargs"]
-        held = {name: inner_tensors.get(attribute) for name, attribute in (cls._TENSORS | cls._PARTS).items()}
+        tensors = {name: inner_tensors.get(attribute) for name, attribute in (cls._TENSORS | cls._PARTS).items()}
         if not ctx["is_tensor"]:
-            return cls(**held, **others)
-        return cls(tuple(outer_size), others["fake_dtype"], requires_grad=ctx["requires_grad"], stride=outer_stride, **held, **others)
+            return cls(**tensors, **others)
+        return cls(tuple(outer_size), others["fake_dtype"], requires_grad=ctx["requires_grad"], stride=outer_stride, **tensors, **others)
 
     def __copy__(self) -> Self:
         return type(self)(**self.get_metadata())
@@ -369,8 +369,8 @@ class Float8TensorStorage(FieldStorage):
     def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
         (buffer,) = buffers
         rowwise = meta["field_names"] == ("_data",)
-        held = {"data": buffer} if rowwise else {"data_transpose": buffer.movedim(-1, 0).contiguous()}
-        return tuple(buffer.shape), {**held, **meta["kept"]}
+        data = {"data": buffer} if rowwise else {"data_transpose": buffer.movedim(-1, 0).contiguous()}
+        return tuple(buffer.shape), {**data, **meta["kept"]}
 
     def fsdp_assign_gathered(self, gathered: Buffers, meta: Extracted) -> None:
         super().fsdp_assign_gathered(gathered, meta)
@@ -393,9 +393,9 @@ def detached(x: Any) -> Any:
 def wrong_buffer(storage: FieldStorage, wanted: dict[str, tuple[Sequence[int], torch.dtype]]) -> str | None:
     """The first tensor of a storage with a wrong shape or dtype, in words; None where all are right."""
     for name, (shape, dtype) in wanted.items():
-        held = getattr(storage, storage._TENSORS[name])
-        if held is not None and (tuple(held.shape) != tuple(shape) or held.dtype is not dtype):
-            return f"{name} of {held.dtype} {list(held.shape)}, not {dtype} {list(shape)}"
+        buffer = getattr(storage, storage._TENSORS[name])
+        if buffer is not None and (tuple(buffer.shape) != tuple(shape) or buffer.dtype is not dtype):
+            return f"{name} of {buffer.dtype} {list(buffer.shape)}, not {dtype} {list(shape)}"
     return None
 
 

@@ -145,7 +145,7 @@ def test_tensors_in_one_place_are_right_or_refused_in_every_sample(entry: Record
 
 def test_several_results_of_a_call_never_share_memory() -> None:
     """Of every function that says which tensors it writes: each of these in the place of each other."""
-    declared = {name for name, declaration in DECLARATIONS.items() if declaration.apart or declaration.alone}
+    declared = {name for name, declaration in DECLARATIONS.items() if declaration.disjoint or declaration.alone}
     assert len(declared) >= 23 and declared - set(TABLE) <= {"multi_tensor_adam_capturable_master"}
 
 

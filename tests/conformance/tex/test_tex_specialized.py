@@ -15,13 +15,13 @@ from fusible import tex
 from fusible.conformance.memory import tensors
 from fusible.conformance.table import load
 from fusible.errors import ArgumentError
-from fusible.pytorch.engine import native_stretches
-from fusible.pytorch.engine.native_stretches import with_native_stretches
+from fusible.pytorch.engine import native_programs
+from fusible.pytorch.engine.native_programs import with_native_programs
 from fusible.pytorch.engine.steps import Step, written
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.interface.kernel_calls import Room
+from fusible.tex.interface.kernel_calls import Buffer
 from fusible.tex.interface.specialize import SpecializedCall, specialize, specialized_by
 from fusible.tex.selection.registry import registry
 
@@ -37,7 +37,7 @@ METHODS = {
 @pytest.fixture(autouse=True)
 def single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one call, too, a program is made."""
-    monkeypatch.setattr(native_stretches, "_FEWEST", 1)
+    monkeypatch.setattr(native_programs, "_FEWEST", 1)
 
 
 UNSPECIALIZED = {"xla"}
@@ -149,14 +149,14 @@ def check_as_a_program(of: str, found: SpecializedCall, method: Callable[..., An
     count = len(found.operands)
     assert found.kernels is not None
     result = found.kernels.result
-    parts = tuple((f"[{i}]", count + 1 + i) for i, part in enumerate(result) if isinstance(part, Room)) if isinstance(result, list) else ()
+    parts = tuple((f"[{i}]", count + 1 + i) for i, part in enumerate(result) if isinstance(part, Buffer)) if isinstance(result, list) else ()
     step = Step(found.compute, tuple(range(count)), count, parts, kernels=found.kernels)
     outputs = [place for _, place in parts] if isinstance(result, list) else [count]
-    stretch = with_native_stretches([step], outputs)
-    assert len(stretch) == 1 and stretch[0] is not step, f"{of} is no native stretch"
+    program = with_native_programs([step], outputs)
+    assert len(program) == 1 and program[0] is not step, f"{of} is no native program"
     wanted, here = deepcopy(args), deepcopy(args)
     by_path = dict(tensors(here))
-    made = written(stretch, {}, range(count), outputs)([by_path[places[id(x)]] for x in found.operands])
+    made = written(program, {}, range(count), outputs)([by_path[places[id(x)]] for x in found.operands])
     whole = method(*wanted)
     assert equal(made, [whole[place - count - 1] for place in outputs] if isinstance(result, list) else [whole]), f"{of} as a program gives otherwise"
     assert equal(here, wanted), f"{of} as a program writes otherwise"

@@ -159,7 +159,7 @@ def test_an_installed_extension_keeps_its_name(native: Path) -> None:
     (native / "transformer_engine_torch.py").write_text("real = True\n")
     compat.install()
     assert importlib.import_module("transformer_engine_torch").real
-    around = next(found for found in sys.meta_path if isinstance(found, finder.Names)).around
+    around = next(found for found in sys.meta_path if isinstance(found, finder.Names)).patches
     assert around == CLIENTS  # NVIDIA's package runs on its own kernels
 
 

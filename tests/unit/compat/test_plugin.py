@@ -79,7 +79,7 @@ def test_what_is_asked_of_the_device_is_answered_where_no_native_library_is(avai
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Names)]
     patches.apply_patches()
     (names,) = added()
-    assert names.around.keys() == (TENSOR_PATCHES.keys() if available else PATCHES.keys() - {"transformer_engine.common"})
+    assert names.patches.keys() == (TENSOR_PATCHES.keys() if available else PATCHES.keys() - {"transformer_engine.common"})
     assert not names.aliases and not names.packages
 
 

@@ -10,7 +10,7 @@ import torch
 import fusible
 from fusible import cpp_extensions, tex
 from fusible.models.checkpoints import MXFP4WeightQuantizer
-from fusible.models.held_formats import HELD_FORMATS
+from fusible.models.weight_formats import WEIGHT_FORMATS
 from fusible.pytorch import quantize_parameters
 from fusible.tex import DType
 
@@ -53,7 +53,7 @@ def test_a_weight_is_not_decoded_for_a_product(monkeypatch: pytest.MonkeyPatch) 
 def test_programs_call_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = fusible.Sequential(fusible.RMSNorm(128), fusible.Linear(128, 256, bias=False)).requires_grad_(False).bfloat16()
-    quantize_parameters(model, recipe=HELD_FORMATS["mxfp4"])
+    quantize_parameters(model, recipe=WEIGHT_FORMATS["mxfp4"])
     x = torch.randn(3, 128).bfloat16()
     eager = model(x)
     form = tex.formats.format_of(model[1].weight)

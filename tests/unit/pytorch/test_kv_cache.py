@@ -356,7 +356,7 @@ def test_what_keeps_no_keys_takes_nothing_of_a_cache(name: str, call: str) -> No
 
 
 def _held_by(cache: KVCache) -> list[Any]:
-    return copy.deepcopy([cache._lengths, cache._free, cache._held, [id(tensor) for pair in cache._layers.values() for tensor in pair]])
+    return copy.deepcopy([cache._lengths, cache._free, cache._pages_of, [id(tensor) for pair in cache._layers.values() for tensor in pair]])
 
 
 @pytest.mark.parametrize("where", ["cpu", "meta"])
@@ -370,7 +370,7 @@ def test_a_cache_is_where_the_input_is(name: str, where: str) -> None:
             return
         with pytest.raises(ArgumentError, match=r"^a call with a cache: expected a KVCache on cpu, where x is, got one on meta; make it there\.$"):
             model(tokens(3), cache=cache)
-    assert cache.lengths == (0,) and cache._held == [[]]
+    assert cache.lengths == (0,) and cache._pages_of == [[]]
 
 
 HOLDING = [names for count in range(3) for names in combinations(("0.weight", "1.weight"), count)]

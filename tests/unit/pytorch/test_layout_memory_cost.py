@@ -22,7 +22,7 @@ from fusible.distributed.cost import (
     step_time,
     traffic,
 )
-from fusible.distributed.cost.passes import held
+from fusible.distributed.cost.passes import pass_memory
 from fusible.errors import ArgumentError
 from fusible.nvte import DType
 from fusible.tex.protocol import PlannedGroup
@@ -34,7 +34,7 @@ LOW = fusible.DelayedScaling()
 
 def _of_block(architecture: Architecture, layout: Layout, recipe: fusible.Recipe | None, tokens: int, dtype: torch.dtype = torch.bfloat16):
     plan = plan_of("block", architecture, architecture.kinds[0], layout, recipe, dtype, DType.Float32)
-    return held(plan, layout.rows(tokens), tokens // layout.rows(tokens))
+    return pass_memory(plan, layout.rows(tokens), tokens // layout.rows(tokens))
 
 
 def test_experts_have_the_parameters_that_were_published() -> None:

@@ -103,7 +103,7 @@ def _cache() -> Made:
             model(_x(1)[:6], torch.tensor([1, 5], dtype=torch.int32), cache=cache)
 
     def state() -> Any:
-        return [cache.lengths, sorted(cache._free), [list(pages) for pages in cache._held]]
+        return [cache.lengths, sorted(cache._free), [list(pages) for pages in cache._pages_of]]
 
     return call, state
 

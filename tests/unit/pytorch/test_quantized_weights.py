@@ -269,7 +269,7 @@ def test_copies_go_with_the_parameters_that_they_were_made_of() -> None:
     model, _ = counted()
     with torch.no_grad():
         call(model, Float8CurrentScaling())
-    copies = [weakref.ref(copy.tensor.data) for copy in model._runner()._weights._held.values()]
+    copies = [weakref.ref(copy.tensor.data) for copy in model._runner()._weights._copies.values()]
     assert len(copies) == 2 and all(ref() is not None for ref in copies)
     model.to(torch.bfloat16)
     gc.collect()

@@ -27,9 +27,9 @@ def casts(settings: Settings) -> Measured:
 def _cases(rows: int, cols: int) -> Iterator[Case]:
     for dtype, name, target in ((torch.float32, "fp32", 5.0), (torch.bfloat16, "bf16", None)):
         yield from _to_fp8(torch.randn(rows, cols).to(dtype), name, target)
-    held = fp8(torch.randn(rows, cols))
-    codes = held._data.view(torch.float8_e4m3fn)
-    yield Case("E4M3 to bf16", lambda: codes.to(torch.bfloat16), lambda: tex.dequantize(held, BF16), 12.0, nbytes=3 * rows * cols)
+    quantized = fp8(torch.randn(rows, cols))
+    codes = quantized._data.view(torch.float8_e4m3fn)
+    yield Case("E4M3 to bf16", lambda: codes.to(torch.bfloat16), lambda: tex.dequantize(quantized, BF16), 12.0, nbytes=3 * rows * cols)
 
 
 def _to_fp8(x: Tensor, name: str, target: float | None) -> Iterator[Case]:

@@ -23,14 +23,14 @@ from fusible.files import replace_file
 __all__ = ["bench"]
 
 
-def bench(given: argparse.Namespace) -> int:
+def bench(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code.
 
     The JSON has ``fusible`` (the version), ``machine`` (``describe_machine``), ``limits`` (``Limits``), ``options`` (``rounds``, ``quick``), with
     ``--quick`` a ``note`` that says what the figures are not, and ``tables``: by name ``title``, ``rows`` (the fields of ``Row``, ``ratio`` and
     ``met``) and ``notes``.
     """
-    options = BenchOptions.from_command_line(given)
+    options = BenchOptions.from_command_line(arguments)
     console = make_console(sys.stderr if options.json == "-" else None)
     with using_threads(options.threads_used):
         machine = describe_machine()

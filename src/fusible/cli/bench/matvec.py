@@ -17,11 +17,11 @@ def matvec(settings: Settings) -> Measured:
     """A weight of ``[8192, 8192]`` in E4M3 times 1 to 16 rows of bf16, beside torch with the weight in bf16."""
     n = 64 if settings.quick else 8192
     weight = torch.randn(n, n) / n**0.5
-    held, plain = fp8(weight), weight.bfloat16()
+    quantized, plain = fp8(weight), weight.bfloat16()
     measured = Measured()
     for rows, target in _TARGETS.items():
         x = torch.randn(rows, n).bfloat16()
         work = {"flops": 2.0 * rows * n**2, "nbytes": n**2 + 4.0 * rows * n}
-        case = Case(f"[{n}, {n}] x {rows}", lambda x=x: F.linear(x, plain), lambda x=x: product(held, x), target, **work)
+        case = Case(f"[{n}, {n}] x {rows}", lambda x=x: F.linear(x, plain), lambda x=x: product(quantized, x), target, **work)
         measured.rows += settings.measure([case])
     return measured

@@ -50,12 +50,12 @@ class BenchOptions:
             raise ArgumentError(expected("a file that can be written", of="--json", got=self.json, do="name another"))
 
     @classmethod
-    def from_command_line(cls, given: argparse.Namespace) -> Self:
+    def from_command_line(cls, arguments: argparse.Namespace) -> Self:
         """The options of the parsed command line; each table once, in the order of ``TABLES``."""
-        asked = TABLES if given.only is None else list(names_in(given.only, "--only"))
+        asked = TABLES if arguments.only is None else list(names_in(arguments.only, "--only"))
         order = [*TABLES, *asked]
         tables = tuple(sorted(set(asked), key=order.index))
-        return cls(tables, given.rounds, given.quick, given.threads, given.json)
+        return cls(tables, arguments.rounds, arguments.quick, arguments.threads, arguments.json)
 
     @property
     def threads_used(self) -> int:

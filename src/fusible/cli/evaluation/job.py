@@ -17,42 +17,42 @@ from fusible.cli.lists import check_names, names_in
 from fusible.errors import ArgumentError, expected
 from fusible.files import read_file, replace_files
 from fusible.models.evaluation import Quality, evaluate, token_windows
-from fusible.models.held_formats import HELD_FORMATS
 from fusible.models.pretrained import language_model_from
 from fusible.models.text import Tokenizer
+from fusible.models.weight_formats import WEIGHT_FORMATS
 
 __all__ = ["as_markdown", "evaluate_formats"]
 
 _FILES = "quality.json", "quality.md", "quality.png"
 
 
-def evaluate_formats(given: argparse.Namespace) -> int:
+def evaluate_formats(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    names = names_in(given.formats, "--formats")
-    check_names(names, HELD_FORMATS, "--formats")
-    for option, value in (("--window", given.window), ("--tokens", given.tokens)):
+    names = names_in(arguments.formats, "--formats")
+    check_names(names, WEIGHT_FORMATS, "--formats")
+    for option, value in (("--window", arguments.window), ("--tokens", arguments.tokens)):
         if value < 1:
             raise ArgumentError(expected("at least 1", of=option, got=value, do="give a larger number"))
-    if given.out is not None:
-        check_free(Path(given.out), given.overwrite)
-    device = device_named(given.device)
-    tokenizer = Tokenizer.from_folder(given.folder)
-    text = torch.tensor(tokenizer.encode(_text(Path(given.text)))[: given.tokens + 1])
-    windows = token_windows(text, given.window)
-    reference = language_model_from(given.folder, dtype=torch.bfloat16, device=device)
-    if given.window > reference.context:
+    if arguments.out is not None:
+        check_free(Path(arguments.out), arguments.overwrite)
+    device = device_named(arguments.device)
+    tokenizer = Tokenizer.from_folder(arguments.folder)
+    text = torch.tensor(tokenizer.encode(_text(Path(arguments.text)))[: arguments.tokens + 1])
+    windows = token_windows(text, arguments.window)
+    reference = language_model_from(arguments.folder, dtype=torch.bfloat16, device=device)
+    if arguments.window > reference.context:
         wanted = f"at most {reference.context}, the context of the model"
-        raise ArgumentError(expected(wanted, of="--window", got=given.window, do="give a smaller one"))
+        raise ArgumentError(expected(wanted, of="--window", got=arguments.window, do="give a smaller one"))
     found: dict[str, Quality] = {}
     for name in names:
-        recipe = HELD_FORMATS[name]
-        model = reference if recipe is None else language_model_from(given.folder, recipe, dtype=torch.bfloat16, device=device)
+        recipe = WEIGHT_FORMATS[name]
+        model = reference if recipe is None else language_model_from(arguments.folder, recipe, dtype=torch.bfloat16, device=device)
         found[name] = evaluate(model, reference, windows)
-    show(found, f"{Path(given.folder).name}: {windows[:, 1:].numel():,} tokens in windows of {given.window}")
-    if given.out is not None:
+    show(found, f"{Path(arguments.folder).name}: {windows[:, 1:].numel():,} tokens in windows of {arguments.window}")
+    if arguments.out is not None:
         made = {name: asdict(quality) for name, quality in found.items()}
         contents = json.dumps(made, indent=1).encode(), as_markdown(found).encode(), draw_qualities(found)
-        replace_files(Path(given.out), dict(zip(_FILES, contents, strict=True)))
+        replace_files(Path(arguments.out), dict(zip(_FILES, contents, strict=True)))
     return 0
 
 

@@ -22,10 +22,10 @@ _OF_PROCESSES: dict[str, Any] = {"context_parallel": 1, "context_way": "all_to_a
 """Options of the demo alone that are always there, with what they are where nobody gives them."""
 
 
-def job_of(given: argparse.Namespace) -> str:
+def job_of(arguments: argparse.Namespace) -> str:
     """The function that does it. Raises ``ArgumentError`` for options of the one beside the other."""
-    values = vars(given)
-    saved = given.resume is not None and os.path.lexists(locate(Path(given.resume) / CHECKPOINT, MANIFEST))
+    values = vars(arguments)
+    saved = arguments.resume is not None and os.path.lexists(locate(Path(arguments.resume) / CHECKPOINT, MANIFEST))
     if "model" not in values and not saved:
         for name in OWN:
             if name in values and name not in _COMMON:

@@ -35,17 +35,17 @@ _SILENCE = timedelta(minutes=30)
 """How long a process that has not gone may be silent: the first one writes the model of all, or a step takes long."""
 
 
-def finetune(given: argparse.Namespace) -> int:
+def finetune(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    return together(lambda ranks: _finetune(given, ranks))
+    return together(lambda ranks: _finetune(arguments, ranks))
 
 
-def _finetune(given: argparse.Namespace, ranks: Ranks) -> int:
+def _finetune(arguments: argparse.Namespace, ranks: Ranks) -> int:
     try:
-        options, resumed, layout = _begin(given, ranks.world)
-        out = Path(given.out or given.resume or _OUT)
+        options, resumed, layout = _begin(arguments, ranks.world)
+        out = Path(arguments.out or arguments.resume or _OUT)
         goes_on = resumed is not None and out.resolve() == resumed.resolve()
-        if not goes_on and not given.overwrite:
+        if not goes_on and not arguments.overwrite:
             check_free(out)
         check_model(options)
     except FusibleError:
@@ -58,7 +58,7 @@ def _finetune(given: argparse.Namespace, ranks: Ranks) -> int:
             make_out_folder(out)
     console = make_console(None if ranks.first else StringIO())
     _announce(console, run)
-    if not _trained(run, out, given.save_every, make_progress(console), fresh=not goes_on):
+    if not _trained(run, out, arguments.save_every, make_progress(console), fresh=not goes_on):
         if ranks.first:
             print(f"Interrupted and saved after step {run.step} of {options.steps}: go on with 'fusible train --resume {out}'.", file=sys.stderr)
         return _INTERRUPTED
@@ -69,20 +69,20 @@ def _finetune(given: argparse.Namespace, ranks: Ranks) -> int:
     return _DONE
 
 
-def _begin(given: argparse.Namespace, world: int) -> tuple[FinetuneOptions, Path | None, Layout]:
+def _begin(arguments: argparse.Namespace, world: int) -> tuple[FinetuneOptions, Path | None, Layout]:
     """The options in force, the folder of the run that is resumed, and how ``world`` processes share the work."""
-    layout = Layout.from_command_line(vars(given), world)
-    if given.save_every < 0:
-        raise ArgumentError(expected("at least 0", of="--save-every", got=given.save_every, do="give a number of steps, or 0 for none"))
-    if given.resume is None:
-        options = FinetuneOptions.from_command_line(vars(given))
+    layout = Layout.from_command_line(vars(arguments), world)
+    if arguments.save_every < 0:
+        raise ArgumentError(expected("at least 0", of="--save-every", got=arguments.save_every, do="give a number of steps, or 0 for none"))
+    if arguments.resume is None:
+        options = FinetuneOptions.from_command_line(vars(arguments))
         check_shares(options, layout)
         return options, None, layout
-    if given.overwrite:
+    if arguments.overwrite:
         raise ArgumentError(expected("--resume or --overwrite", of="a command", got="both", do="go on with the run, or start anew without --resume"))
-    folder = Path(given.resume)
+    folder = Path(arguments.resume)
     saved, done = saved_options(folder)
-    options = saved.continued(vars(given))
+    options = saved.continued(vars(arguments))
     if options.steps < done:
         raise ArgumentError(expected(f"at least the {done} steps that are done", of="--steps", got=options.steps, do="give a larger number"))
     check_shares(options, layout)

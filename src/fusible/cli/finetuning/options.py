@@ -108,9 +108,9 @@ class FinetuneOptions(RunOptions):
         if len(set(self.lora_targets)) != len(self.lora_targets):
             raise ArgumentError(expected("different names", of="--lora-targets", got=",".join(self.lora_targets), do="name each once"))
         without = {"lora_alpha": None, "lora_targets": (), "base_format": "as-is", "merge": False}
-        given = [name for name, value in without.items() if getattr(self, name) != value]
-        if given and not self.lora:
-            raise ArgumentError(expected("--lora with it", of=self.flag(given[0]), got="none", do="give --lora RANK, or leave it out"))
+        needing_adapters = [name for name, value in without.items() if getattr(self, name) != value]
+        if needing_adapters and not self.lora:
+            raise ArgumentError(expected("--lora with it", of=self.flag(needing_adapters[0]), got="none", do="give --lora RANK, or leave it out"))
         if self.lora and self.from_config:
             got = f"the configuration {self.model}"
             raise ArgumentError(expected("a directory with weights", of="--model with --lora", got=got, do="name one, or leave --lora out"))
@@ -126,9 +126,10 @@ class FinetuneOptions(RunOptions):
         return 2.0 * self.lora if self.lora_alpha is None else self.lora_alpha
 
     @classmethod
-    def from_command_line(cls, given: Mapping[str, Any]) -> Self:
-        """The options ``given`` on the command line, with defaults for the others. Raises ``ArgumentError`` for those that go with the demo alone."""
-        values = cls.read(given)
+    def from_command_line(cls, arguments: Mapping[str, Any]) -> Self:
+        """The options among the command line's ``arguments``, with defaults for the others. Raises ``ArgumentError`` for those that go with the demo
+        alone."""
+        values = cls.read(arguments)
         if "data" not in values:
             raise ArgumentError(expected("--data with it", of="--model", got="none", do=f"name files of {', '.join(KINDS)}"))
         return cls(**values)._with_decay()
@@ -138,8 +139,8 @@ class FinetuneOptions(RunOptions):
         return self if self.decay_steps is not None else replace(self, decay_steps=self.steps)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        values = {name: value for name, value in given.items() if name in OWN and value is not None}
+    def read(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        values = {name: value for name, value in arguments.items() if name in OWN and value is not None}
         for name in ("model", "tokenizer"):
             if name in values:
                 values[name] = str(Path(values[name]).absolute())

@@ -15,10 +15,10 @@ from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.files import parse_json, read_file
 from fusible.models import LanguageModel
 from fusible.models.checkpoints import open_checkpoint
-from fusible.models.held_formats import HELD_FORMATS
 from fusible.models.pretrained import language_model_from, new_language_model
 from fusible.models.text import Tokenizer
 from fusible.models.training import add_adapters, fingerprint
+from fusible.models.weight_formats import WEIGHT_FORMATS
 
 __all__ = ["base_files", "check_model", "load_model", "new_model"]
 
@@ -41,8 +41,8 @@ def new_model(options: FinetuneOptions) -> LanguageModel:
             raise CheckpointError(expected("an object", of=f"--model {options.model}", got=got, do="name a config.json"))
         return new_language_model(entries, recipe, dtype=dtype, device=device, seed=options.seed)
     if options.lora:
-        held = HELD_FORMATS.get(options.base_format)
-        model = language_model_from(options.model, held, dtype=dtype, device=device)
+        base_recipe = WEIGHT_FORMATS.get(options.base_format)
+        model = language_model_from(options.model, base_recipe, dtype=dtype, device=device)
         model.recipe = recipe
         add_adapters(model, options.lora, options.alpha, options.lora_targets, seed=options.seed)
         return model

@@ -46,7 +46,7 @@ def check_shares(options: FinetuneOptions, layout: Layout) -> None:
 
 def facts_of(options: FinetuneOptions, layout: Layout, data: Data, base: Mapping[str, str], model: LanguageModel, done: int) -> dict[str, str]:
     """What every process must have alike after ``done`` steps, each as a text that can be shown."""
-    given = {name: str(value) for name, value in vars(options).items() if name not in options.CHANGED or name in ("steps", "merge")}
+    fixed = {name: str(value) for name, value in vars(options).items() if name not in options.CHANGED or name in ("steps", "merge")}
     versions = {"version of fusible": __version__, "version of torch": torch.__version__}
     told = {
         "steps that are done": str(done),
@@ -55,7 +55,7 @@ def facts_of(options: FinetuneOptions, layout: Layout, data: Data, base: Mapping
         "weights": _digest(model),
         "weights beneath": json.dumps(dict(base)),
     }
-    return {**versions, **given, **told}
+    return {**versions, **fixed, **told}
 
 
 def _digest(model: LanguageModel) -> str:

@@ -26,41 +26,41 @@ __all__ = ["continue_prompts"]
 _AT_ONCE, _TOKENS, _TEMPERATURE = 16, 200, 0.8
 
 
-def continue_prompts(given: argparse.Namespace) -> int:
+def continue_prompts(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    sampling_of(given, Sampling(_TEMPERATURE))  # what is wrong with the options is told before anything is read
-    count = _TOKENS if given.max_tokens is None else given.max_tokens
-    check_counts({"--max-tokens": count, "--page-size": given.page_size})
-    memory = None if given.max_memory is None else parse_size(given.max_memory, "--max-memory")
-    prompts, stop = given.prompt or ([] if given.chat else ["\n"]), given.stop or []
-    if "" in stop or not prompts or ("" in prompts and given.chat):
+    sampling_of(arguments, Sampling(_TEMPERATURE))  # what is wrong with the options is told before anything is read
+    count = _TOKENS if arguments.max_tokens is None else arguments.max_tokens
+    check_counts({"--max-tokens": count, "--page-size": arguments.page_size})
+    memory = None if arguments.max_memory is None else parse_size(arguments.max_memory, "--max-memory")
+    prompts, stop = arguments.prompt or ([] if arguments.chat else ["\n"]), arguments.stop or []
+    if "" in stop or not prompts or ("" in prompts and arguments.chat):
         of = "--stop" if "" in stop else "--prompt"
         raise ArgumentError(expected("at least one character", of=of, got="none", do="give a text"))
-    if encodes_text(Path(given.folder)):
-        return write_texts(given, prompts, count, stop)
-    loaded = load_text_model(Path(given.folder), given.format, given.device or "cpu", given.executor)
-    sampling = sampling_of(given, default_sampling(loaded.generation, _TEMPERATURE))
-    tokens = [_tokens(loaded, prompt, given) for prompt in prompts]
+    if encodes_text(Path(arguments.folder)):
+        return write_texts(arguments, prompts, count, stop)
+    loaded = load_text_model(Path(arguments.folder), arguments.format, arguments.device or "cpu", arguments.executor)
+    sampling = sampling_of(arguments, default_sampling(loaded.generation, _TEMPERATURE))
+    tokens = [_tokens(loaded, prompt, arguments) for prompt in prompts]
     ends = loaded.tokenizer.stop_tokens
-    requests = [Request(prompt, count, replace(sampling, seed=given.seed + i), ends) for i, prompt in enumerate(tokens)]
+    requests = [Request(prompt, count, replace(sampling, seed=arguments.seed + i), ends) for i, prompt in enumerate(tokens)]
     capacity = max(map(len, tokens)) + count
-    engine = make_engine(loaded, sequences=min(len(prompts), _AT_ONCE), capacity=capacity, page_size=given.page_size, max_memory=memory)
-    streams = [TextStream(loaded.tokenizer, stop, () if given.chat else prompt) for prompt in tokens]
+    engine = make_engine(loaded, sequences=min(len(prompts), _AT_ONCE), capacity=capacity, page_size=arguments.page_size, max_memory=memory)
+    streams = [TextStream(loaded.tokenizer, stop, () if arguments.chat else prompt) for prompt in tokens]
     began = time.perf_counter()
-    _run(engine, requests, streams, TextColumns(sys.stdout, ["" if given.chat else prompt for prompt in prompts]))
+    _run(engine, requests, streams, TextColumns(sys.stdout, ["" if arguments.chat else prompt for prompt in prompts]))
     _report(engine, loaded, time.perf_counter() - began, sum(map(len, tokens)))
     return 0
 
 
-def _tokens(loaded: TextModel, prompt: str, given: argparse.Namespace) -> tuple[int, ...]:
-    if not given.chat:
+def _tokens(loaded: TextModel, prompt: str, arguments: argparse.Namespace) -> tuple[int, ...]:
+    if not arguments.chat:
         tokens = tuple(loaded.tokenizer.encode(prompt))
         if not tokens:
             raise ArgumentError(expected("at least one token", of="--prompt", got="none", do="give a text to go on from"))
         return tokens
     if loaded.chat is None:
         raise ArgumentError(expected("a model with a chat template", of="--chat", got="one without", do="leave it out"))
-    system = [] if given.system is None else [{"role": "system", "content": given.system}]
+    system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
     text = loaded.chat.render([*system, {"role": "user", "content": prompt}])
     return tuple(loaded.tokenizer.encode(text, special=False))
 

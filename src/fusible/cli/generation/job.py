@@ -31,38 +31,38 @@ _OF_RUNS = ("bytes", "recipe")
 _OF_DIRECTORIES = ("chat", "system", "max_tokens", "top_p", "min_p", "repetition_penalty", "stop", "format", "device", "max_memory")
 
 
-def generate_text(given: argparse.Namespace) -> int:
+def generate_text(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    if given.executor is not None:
-        check_executor(given.executor)
-    if is_model_folder(Path(given.folder)):
-        _refuse(given, _OF_RUNS, "a run of 'fusible train'", "a Hugging Face directory")
-        return continue_prompts(given)
-    _refuse(given, _OF_DIRECTORIES, "a Hugging Face directory", "another DIR")
-    return _continue_bytes(given)
+    if arguments.executor is not None:
+        check_executor(arguments.executor)
+    if is_model_folder(Path(arguments.folder)):
+        _refuse(arguments, _OF_RUNS, "a run of 'fusible train'", "a Hugging Face directory")
+        return continue_prompts(arguments)
+    _refuse(arguments, _OF_DIRECTORIES, "a Hugging Face directory", "another DIR")
+    return _continue_bytes(arguments)
 
 
-def _refuse(given: argparse.Namespace, names: tuple[str, ...], wanted: str, got: str) -> None:
+def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], wanted: str, got: str) -> None:
     """Options of the other kind of DIR: what they ask for is not silently left out."""
     for name in names:
-        if getattr(given, name) is not None and getattr(given, name) is not False:  # 0 is given
+        if getattr(arguments, name) is not None and getattr(arguments, name) is not False:  # 0 is given
             raise ArgumentError(expected(wanted, of=f"--{name.replace('_', '-')}", got=got, do="leave it out"))
 
 
-def _continue_bytes(given: argparse.Namespace) -> int:
-    count = _BYTES if given.bytes is None else given.bytes
+def _continue_bytes(arguments: argparse.Namespace) -> int:
+    count = _BYTES if arguments.bytes is None else arguments.bytes
     with named_as_options():
-        sampling = Sampling(_TEMPERATURE if given.temperature is None else given.temperature, given.top_k)
+        sampling = Sampling(_TEMPERATURE if arguments.temperature is None else arguments.temperature, arguments.top_k)
     check_counts({"--bytes": count})
-    prompts = [prompt.encode() for prompt in given.prompt or ["\n"]]
+    prompts = [prompt.encode() for prompt in arguments.prompt or ["\n"]]
     if not all(prompts):
         raise ArgumentError(expected("at least one byte", of="--prompt", got="none", do="give a text to go on from"))
-    model = load_model(Path(given.folder), given.recipe, given.executor or _EXECUTOR)
+    model = load_model(Path(arguments.folder), arguments.recipe, arguments.executor or _EXECUTOR)
     longest = max(map(len, prompts)) + count
     _check_memory(model, len(prompts) * longest)
-    cache = KVCache(len(prompts), longest, page_size=given.page_size, dtype=model.activation)
+    cache = KVCache(len(prompts), longest, page_size=arguments.page_size, dtype=model.activation)
     stream = TextStream(sys.stdout, prompts)
-    generator = torch.Generator().manual_seed(given.seed)
+    generator = torch.Generator().manual_seed(arguments.seed)
     began, made = time.perf_counter(), 0
     try:
         for tokens in generate(model.next_bytes, [list(prompt) for prompt in prompts], count, sampling, generator, cache):

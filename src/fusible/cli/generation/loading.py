@@ -16,11 +16,11 @@ from fusible.machine import available_memory, resident_memory
 from fusible.models.blueprints import EncoderDecoderBlueprint
 from fusible.models.families import FAMILIES, Config, blueprint_of
 from fusible.models.generation import Engine, NextTokenModel, Sampling
-from fusible.models.held_formats import held_format
 from fusible.models.pretrained import language_model_from
 from fusible.models.text import ChatTemplate, Tokenizer
 from fusible.models.text.config_files import read_config
 from fusible.models.tokens import Tokens
+from fusible.models.weight_formats import weight_recipe
 
 __all__ = ["TextModel", "default_sampling", "encodes_text", "is_model_folder", "load_language_model", "load_text_model", "make_engine"]
 
@@ -54,18 +54,18 @@ def encodes_text(folder: Path) -> bool:
 
 
 def load_language_model(folder: Path, format: str | None = None, device: torch.device | str = "cpu", executor: str | None = None) -> NextTokenModel:
-    """The model in ``folder``, its weights held in ``format``, one of ``HELD_FORMATS``; None for as they are. ``executor``: None for eager."""
+    """The model in ``folder``, its weights held in ``format``, one of ``WEIGHT_FORMATS``; None for as they are. ``executor``: None for eager."""
     if format is None:
         model = language_model_from(folder, device=device)
     else:
-        model = language_model_from(folder, held_format(format), dtype=torch.bfloat16, device=device)
+        model = language_model_from(folder, weight_recipe(format), dtype=torch.bfloat16, device=device)
     return model if executor is None else model.compile(executor)
 
 
 def load_text_model(folder: Path, format: str | None = None, device: str = "cpu", executor: str | None = None) -> TextModel:
     """All of ``folder``, the model on ``device``. What is wrong with options and small files is told first."""
     if format is not None:
-        held_format(format)
+        weight_recipe(format)
     place = device_named(device)
     if not is_model_folder(folder):
         got, do = "none", "name one that has a config.json, a tokenizer.json and weights"

@@ -25,15 +25,15 @@ def named_as_options() -> Iterator[None]:
         raise ArgumentError(text.replace(error.argument, f"--{error.argument.replace('_', '-')}", 1)) from None
 
 
-def check_counts(given: Mapping[str, int | None]) -> None:
+def check_counts(counts: Mapping[str, int | None]) -> None:
     """Raise ``ArgumentError`` for a number below 1, by its option."""
-    for option, value in given.items():
+    for option, value in counts.items():
         if value is not None and value < 1:
             raise ArgumentError(expected("at least 1", of=option, got=value, do="give a larger number"))
 
 
-def sampling_of(given: argparse.Namespace, default: Sampling) -> Sampling:
+def sampling_of(arguments: argparse.Namespace, default: Sampling) -> Sampling:
     """What the command line says, and ``default`` for what it does not."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     with named_as_options():
-        return replace(default, **{name: value for name in names if (value := getattr(given, name)) is not None})
+        return replace(default, **{name: value for name in names if (value := getattr(arguments, name)) is not None})

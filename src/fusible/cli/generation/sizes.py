@@ -29,10 +29,10 @@ def bytes_per_token(config: Mapping[str, Any], itemsize: int) -> int | None:
     Layers that keep less (of a sliding window, or none at all) are counted as if they kept all: the estimate is never too small.
     """
     text = config.get("text_config")
-    given = text if isinstance(text, Mapping) else config
+    of_text = text if isinstance(text, Mapping) else config
 
     def number(*names: str) -> int | None:
-        return next((value for name in names if isinstance(value := given.get(name), int) and value > 0), None)
+        return next((value for name in names if isinstance(value := of_text.get(name), int) and value > 0), None)
 
     layers, heads = number("num_hidden_layers", "n_layer"), number("num_attention_heads", "n_head")
     hidden = number("hidden_size", "n_embd")

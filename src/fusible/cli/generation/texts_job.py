@@ -17,10 +17,10 @@ from fusible.cli.generation.options import sampling_of
 from fusible.cli.generation.printing import TextColumns
 from fusible.errors import ArgumentError, expected
 from fusible.models.encoder_decoder_model import EncoderDecoderModel
-from fusible.models.held_formats import held_format
 from fusible.models.pretrained import from_pretrained
 from fusible.models.text import TextStream, Tokenizer
 from fusible.models.text.config_files import read_config
+from fusible.models.weight_formats import weight_recipe
 from fusible.pytorch import parameter_bytes
 
 __all__ = ["write_texts"]
@@ -29,24 +29,24 @@ _OF_DECODERS = ("chat", "system", "page_size", "max_memory")
 _TEMPERATURE = 0.8
 
 
-def write_texts(given: argparse.Namespace, prompts: Sequence[str], count: int, stop: Sequence[str]) -> int:
+def write_texts(arguments: argparse.Namespace, prompts: Sequence[str], count: int, stop: Sequence[str]) -> int:
     """Print the text that the model writes of each prompt, of ``count`` tokens at most: the exit code."""
     for name in _OF_DECODERS:
-        if getattr(given, name) not in (None, False):
+        if getattr(arguments, name) not in (None, False):
             of, got = f"--{name.replace('_', '-')}", "one that encodes the prompt"
             raise ArgumentError(expected("a model that goes on from its prompt", of=of, got=got, do="leave it out"))
-    folder = Path(given.folder)
-    recipe, dtype = (None, None) if given.format is None else (held_format(given.format), torch.bfloat16)
-    device, tokenizer = device_named(given.device or "cpu"), Tokenizer.from_folder(folder)
-    sampling = sampling_of(given, default_sampling(read_config(folder, "generation_config.json"), _TEMPERATURE))
+    folder = Path(arguments.folder)
+    recipe, dtype = (None, None) if arguments.format is None else (weight_recipe(arguments.format), torch.bfloat16)
+    device, tokenizer = device_named(arguments.device or "cpu"), Tokenizer.from_folder(folder)
+    sampling = sampling_of(arguments, default_sampling(read_config(folder, "generation_config.json"), _TEMPERATURE))
     tokens = [tokenizer.encode(prompt) for prompt in prompts]
     if not all(tokens):
         raise ArgumentError(expected("at least one token", of="--prompt", got="none", do="give a text to encode"))
     model = from_pretrained(folder, recipe, dtype=dtype, device=device)
     assert isinstance(model, EncoderDecoderModel)
-    if given.executor is not None:
-        model.compile(given.executor)
-    samplings = [replace(sampling, seed=given.seed + i) for i in range(len(tokens))]
+    if arguments.executor is not None:
+        model.compile(arguments.executor)
+    samplings = [replace(sampling, seed=arguments.seed + i) for i in range(len(tokens))]
     ends = tokenizer.stop_tokens | set(model.blueprint.stop)
     began = time.perf_counter()
     texts = model.generate(tokens, count, samplings, stop_tokens=ends)

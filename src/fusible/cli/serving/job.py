@@ -19,29 +19,31 @@ _TEMPERATURE = 1.0
 """Of requests that say nothing, where the directory does not either: the interface's default."""
 
 
-def serve(given: argparse.Namespace) -> int:
+def serve(arguments: argparse.Namespace) -> int:
     """Run the command, until a signal ends it, and return its exit code."""
-    limits = Limits(given.max_tokens, given.concurrency, given.queue_seconds, given.request_seconds, given.grace_seconds, given.body_bytes)
+    limits = Limits(
+        arguments.max_tokens, arguments.concurrency, arguments.queue_seconds, arguments.request_seconds, arguments.grace_seconds, arguments.body_bytes
+    )
     names = ("sequences", "context", "page_size", "pages", "tokens_per_step")
-    check_counts({f"--{name.replace('_', '-')}": getattr(given, name) for name in names})
-    memory = None if given.max_memory is None else parse_size(given.max_memory, "--max-memory")
-    if not 0 <= given.port < 2**16:
-        raise ArgumentError(expected("a number from 0 to 65535", of="--port", got=given.port, do="give another"))
+    check_counts({f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names})
+    memory = None if arguments.max_memory is None else parse_size(arguments.max_memory, "--max-memory")
+    if not 0 <= arguments.port < 2**16:
+        raise ArgumentError(expected("a number from 0 to 65535", of="--port", got=arguments.port, do="give another"))
     library("starlette", "serve")
     server = library("uvicorn", "serve", module="fusible.cli.serving.server")
-    with server.bind(given.host, given.port) as sock:  # an address that is taken is told before weights are read
-        folder = Path(given.folder)
-        loaded = load_text_model(folder, given.format, given.device)
+    with server.bind(arguments.host, arguments.port) as sock:  # an address that is taken is told before weights are read
+        folder = Path(arguments.folder)
+        loaded = load_text_model(folder, arguments.format, arguments.device)
         engine = make_engine(
             loaded,
-            sequences=given.sequences,
-            capacity=given.context,
-            page_size=given.page_size,
-            pages=given.pages,
-            tokens_per_step=given.tokens_per_step,
+            sequences=arguments.sequences,
+            capacity=arguments.context,
+            page_size=arguments.page_size,
+            pages=arguments.pages,
+            tokens_per_step=arguments.tokens_per_step,
             max_memory=memory,
         )
-        name = given.name or folder.resolve().name
+        name = arguments.name or folder.resolve().name
         served = ServedModel(name, engine, loaded.tokenizer, loaded.chat, default_sampling(loaded.generation, _TEMPERATURE))
         server.run(Service(served, limits), sock)
     return 0

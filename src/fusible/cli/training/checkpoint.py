@@ -29,7 +29,7 @@ from fusible.cli.training.record import Record
 from fusible.cli.training.shards import Shards, fingerprint_of, save_together
 from fusible.errors import CheckpointError, expected
 from fusible.files import Replacement, locate, parse_json, read_file, replace_files
-from fusible.models.training.shards import Shard, is_shard, put_together
+from fusible.models.training.shards import Shard, is_shard, join_shards
 
 if TYPE_CHECKING:
     from fusible.cli.training.ranks import Ranks
@@ -145,7 +145,7 @@ def load_checkpoint(folder: Path, manifest: Manifest | None = None) -> Checkpoin
     limits = {_MODEL: 4 * parameters + slack, _STATE: 8 * parameters + slack}
     contents = {name: _read(folder, name, fingerprint, limits.get(name, 12 * parameters + slack)) for name, fingerprint in said.files.items()}
     shards = {name: contents.pop(name) for name in said.files if name not in limits}
-    tensors = put_together(folder, {name: Shard(content, _tensors(folder, name, content)) for name, content in shards.items()})
+    tensors = join_shards(folder, {name: Shard(content, _tensors(folder, name, content)) for name, content in shards.items()})
     for name, content in contents.items():
         tensors |= _tensors(folder, name, content)
     state = {name: tensors.pop(name) for name in list(tensors) if name == RNG_STATE or name.rpartition(".")[2] in MOMENT_KINDS}

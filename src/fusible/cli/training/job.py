@@ -33,17 +33,17 @@ _OUT = "out/train"
 _INTERRUPTED, _REFUSED = 130, 2
 
 
-def train(given: argparse.Namespace) -> int:
+def train(arguments: argparse.Namespace) -> int:
     """The job of ``fusible train``; every option and every checkpoint is checked before anything is written, or sent to another process."""
-    return together(lambda ranks: _train(given, ranks))
+    return together(lambda ranks: _train(arguments, ranks))
 
 
-def _train(given: argparse.Namespace, ranks: Ranks) -> int:
+def _train(arguments: argparse.Namespace, ranks: Ranks) -> int:
     try:
-        options, checkpoints, layout = _begin(given, ranks.world)
-        out = Path(given.out or given.resume or _OUT)
-        goes_on = given.resume is not None and out.resolve() == Path(given.resume).resolve()
-        if not goes_on and not given.overwrite:
+        options, checkpoints, layout = _begin(arguments, ranks.world)
+        out = Path(arguments.out or arguments.resume or _OUT)
+        goes_on = arguments.resume is not None and out.resolve() == Path(arguments.resume).resolve()
+        if not goes_on and not arguments.overwrite:
             check_free(out)
     except FusibleError:
         if ranks.first:
@@ -65,7 +65,7 @@ def _train(given: argparse.Namespace, ranks: Ranks) -> int:
         trainer = Trainer(options, recipe, text, ranks, checkpoints.get(recipe))
         if not runs:
             _announce(console, trainer, ranks)
-        if not _run(trainer, saves, given.save_every, progress, ranks):
+        if not _run(trainer, saves, arguments.save_every, progress, ranks):
             if ranks.first:
                 place = f"step {trainer.record.step} of {options.steps} ({recipe})"
                 print(f"Interrupted and saved after {place}: go on with 'fusible train --resume {out}'.", file=sys.stderr)
@@ -80,19 +80,19 @@ def _train(given: argparse.Namespace, ranks: Ranks) -> int:
     return 0
 
 
-def _begin(given: argparse.Namespace, world: int) -> tuple[TrainOptions, dict[str, Checkpoint], Layout]:
+def _begin(arguments: argparse.Namespace, world: int) -> tuple[TrainOptions, dict[str, Checkpoint], Layout]:
     """The options in force, for a resumed command the checkpoint of each recipe that has one, and how ``world`` processes share the work."""
-    layout = Layout.from_command_line(vars(given), world)
-    if given.save_every < 0:
-        raise ArgumentError(expected("at least 0", of="--save-every", got=given.save_every, do="give a number of steps, or 0 for none"))
-    if given.resume is not None and given.overwrite:
+    layout = Layout.from_command_line(vars(arguments), world)
+    if arguments.save_every < 0:
+        raise ArgumentError(expected("at least 0", of="--save-every", got=arguments.save_every, do="give a number of steps, or 0 for none"))
+    if arguments.resume is not None and arguments.overwrite:
         raise ArgumentError(expected("--resume or --overwrite", of="a command", got="both", do="go on with the run, or start anew without --resume"))
-    if given.resume is None:
-        options = TrainOptions.from_command_line(vars(given))
+    if arguments.resume is None:
+        options = TrainOptions.from_command_line(vars(arguments))
         layout.check(options)
         return options, {}, layout
-    saved, checkpoints = load_runs(Path(given.resume))
-    options = saved.continued(vars(given))
+    saved, checkpoints = load_runs(Path(arguments.resume))
+    options = saved.continued(vars(arguments))
     done = max(checkpoint.record.step for checkpoint in checkpoints.values())
     if options.steps < done:
         raise ArgumentError(expected(f"at least the {done} steps that are done", of="--steps", got=options.steps, do="give a larger number"))
@@ -102,10 +102,10 @@ def _begin(given: argparse.Namespace, world: int) -> tuple[TrainOptions, dict[st
 
 def _facts(options: TrainOptions, layout: Layout, text: Text, checkpoints: Mapping[str, Checkpoint]) -> dict[str, str]:
     """What every process of the command must have alike, each as a text that can be shown."""
-    given = {name: str(value) for name, value in vars(options).items() if name != "text"}
+    fixed = {name: str(value) for name, value in vars(options).items() if name != "text"}
     done = ", ".join(f"{recipe} {checkpoint.record.step}" for recipe, checkpoint in checkpoints.items()) or "none"
     versions = {"version of fusible": __version__, "version of torch": torch.__version__}
-    return {**versions, **given, "layout": repr(layout), "text": text.sha256, "steps that are done": done}
+    return {**versions, **fixed, "layout": repr(layout), "text": text.sha256, "steps that are done": done}
 
 
 def _run(trainer: Trainer, saves: Saves, save_every: int, progress: ProgressView, ranks: Ranks) -> bool:

@@ -67,17 +67,17 @@ def check_free(out: Path) -> None:
 
 
 class Saves:
-    """The checkpoints of one command in ``out``. It resumes those of the recipes ``held``, and replaces all others there.
+    """The checkpoints of one command in ``out``. It resumes those of the recipes ``finished``, and replaces all others there.
 
     Of several processes each has one; the first alone removes anything.
     """
 
-    def __init__(self, out: Path, options: TrainOptions, held: Collection[str], ranks: Ranks = ALONE) -> None:
+    def __init__(self, out: Path, options: TrainOptions, finished: Collection[str], ranks: Ranks = ALONE) -> None:
         self._out, self._options, self._ranks = out, options, ranks
-        self._held = {run_folder(out, options, recipe) for recipe in held}
-        self._replaces = () if held or not ranks.first else _seals(out)
-        if held and ranks.first:  # checkpoints that were replaced by a process that ended before it removed them
-            _discard_runs(out, self._held, reports=False)
+        self._saved = {run_folder(out, options, recipe) for recipe in finished}
+        self._replaces = () if finished or not ranks.first else _seals(out)
+        if finished and ranks.first:  # checkpoints that were replaced by a process that ended before it removed them
+            _discard_runs(out, self._saved, reports=False)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save a recipe's checkpoint. After the first one, remove those that it replaces."""
@@ -89,9 +89,9 @@ class Saves:
             save_shards(place, checkpoint, self._ranks)
         if self._ranks.first:
             _discard_stale(place)
-            if not self._held:
+            if not self._saved:
                 _discard_runs(self._out, {place}, reports=True)
-        self._held.add(place)
+        self._saved.add(place)
 
 
 def _seals(folder: Path) -> tuple[str, ...]:

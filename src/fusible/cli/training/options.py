@@ -119,17 +119,17 @@ class TrainOptions(RunOptions):
         return (layer == 0 and "first" in self.bf16_layers) or (layer == self.layers - 1 and "last" in self.bf16_layers)
 
     @classmethod
-    def from_command_line(cls, given: Mapping[str, Any]) -> Self:
-        """The options ``given`` on the command line (``recipe`` as one comma-separated string), with defaults for the others."""
-        return cls(**cls.read(given))
+    def from_command_line(cls, arguments: Mapping[str, Any]) -> Self:
+        """The options among the command line's ``arguments`` (``recipe`` as one comma-separated string), with defaults for the others."""
+        return cls(**cls.read(arguments))
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
         names = {field.name for field in fields(cls)}
-        values = {name: value for name, value in given.items() if name in names}
+        values = {name: value for name, value in arguments.items() if name in names}
         for name in cls.LISTS:
-            if (said := cls.FLAGS.get(name, name)) in given:
-                values[name] = names_in(given[said], cls.flag(name))
+            if (said := cls.FLAGS.get(name, name)) in arguments:
+                values[name] = names_in(arguments[said], cls.flag(name))
         if "text" in values:
             values["text"] = str(Path(values["text"]).absolute())
         return values

@@ -64,10 +64,10 @@ class Layout:
         return self.data * self.experts
 
     @classmethod
-    def from_command_line(cls, given: Mapping[str, Any], world: int) -> Layout:
-        """The layout ``given`` for ``world`` processes; data parallelism takes what is left. Raises ``ArgumentError`` where it does not fit."""
-        sizes = {along: given.get(f"{along}_parallel", 1) for along in ("pipeline", "expert", "tensor", "context")}
-        sizes["data"] = given.get("data_parallel", max(world // max(math.prod(sizes.values()), 1), 1))
+    def from_command_line(cls, arguments: Mapping[str, Any], world: int) -> Layout:
+        """The layout that ``arguments`` ask for; data parallelism takes what is left. Raises ``ArgumentError`` where it does not fit."""
+        sizes = {along: arguments.get(f"{along}_parallel", 1) for along in ("pipeline", "expert", "tensor", "context")}
+        sizes["data"] = arguments.get("data_parallel", max(world // max(math.prod(sizes.values()), 1), 1))
         for along, value in sizes.items():
             if value < 1:
                 raise ArgumentError(expected("at least 1", of=f"--{along}-parallel", got=value, do="give a number of processes"))
@@ -77,10 +77,14 @@ class Layout:
             got = f"{' x '.join(f'--{along}-parallel {value}' for along, value in sizes.items())}, {needed} in all"
             do = f"start so many by torchrun --nproc-per-node {needed}, or change one of them"
             raise ArgumentError(expected(f"the {world} that were started", of="the number of processes", got=got, do=do))
-        way, sequence, shard = given.get("context_way", cls.way), bool(given.get("sequence_parallel")), bool(given.get("shard_parameters"))
-        layout = cls(tensor, context, data, way, sequence, shard, stages, given.get("microbatches", stages), experts)
+        way, sequence, shard = (
+            arguments.get("context_way", cls.way),
+            bool(arguments.get("sequence_parallel")),
+            bool(arguments.get("shard_parameters")),
+        )
+        layout = cls(tensor, context, data, way, sequence, shard, stages, arguments.get("microbatches", stages), experts)
         needs = ("--sequence-parallel", sequence, tensor, "tensor"), ("--shard-parameters", shard, data, "data")
-        needs += (("--microbatches", "microbatches" in given, stages, "pipeline"),)
+        needs += (("--microbatches", "microbatches" in arguments, stages, "pipeline"),)
         for flag, on, count, along in needs:
             if on and count == 1:
                 raise ArgumentError(expected(f"--{along}-parallel of 2 at least", of=flag, got="1", do="give more processes, or leave it out"))
@@ -306,14 +310,14 @@ class Ranks:
 
     def clip(self, parameters: Iterable[torch.Tensor], largest: float) -> None:
         """Scale the gradients so that their norm, over all stages, is at most ``largest``."""
-        held = list(parameters)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
+        listed = list(parameters)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in listed if p.grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if self.layout.stages > 1:
             squares = norm.square()
             dist.all_reduce(squares, group=self._stages)
             norm = squares.sqrt()
-        torch.nn.utils.clip_grads_with_norm_(held, largest, norm)
+        torch.nn.utils.clip_grads_with_norm_(listed, largest, norm)
 
     @property
     def _stages(self) -> Any:

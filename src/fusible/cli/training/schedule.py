@@ -106,9 +106,9 @@ class InStages:
     def _run(self, of: Callable[..., Any], inputs: torch.Tensor, following: torch.Tensor) -> float:
         """This process's part of the loss: other stages than the last have none, and the mean is over the processes of all."""
         losses: list[torch.Tensor] = []
-        given = [inputs] if self._place == 0 else []
+        first_inputs = [inputs] if self._place == 0 else []
         try:
-            of(*given, return_outputs=False, **({"target": following, "losses": losses} if self._last else {}))
+            of(*first_inputs, return_outputs=False, **({"target": following, "losses": losses} if self._last else {}))
         except RuntimeError as error:
             if isinstance(error.__cause__, FusibleError | RuntimeError):
                 raise error.__cause__ from None  # torch wraps what a stage raises, of whose words the command knows some

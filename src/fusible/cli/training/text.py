@@ -61,13 +61,13 @@ def read_text(path: str | None, length: int) -> Text:
     Raises ``ArgumentError`` for a file that cannot be read or is too short for one held-out window.
     """
     source, content = (path, _read_file(path)) if path is not None else ("pydoc_data.topics", _documentation())
-    held = int(len(content) * _HELD_OUT)
-    if held < length + 1:
+    held_out = int(len(content) * _HELD_OUT)
+    if held_out < length + 1:
         needed = round((length + 1) / _HELD_OUT)
         do = "give a longer text or a shorter --seq-len"
         raise ArgumentError(expected(f"at least {needed} bytes", of=f"the text {source}", got=len(content), do=do))
     everything = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return Text(source, hashlib.sha256(content).hexdigest(), everything[:-held], everything[-held:])
+    return Text(source, hashlib.sha256(content).hexdigest(), everything[:-held_out], everything[-held_out:])
 
 
 def _windows(content: torch.Tensor, starts: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,12 +23,12 @@ def _backend(name: Any) -> Any:
     return "gloo" if name is None or (isinstance(name, str) and "nccl" in name.lower()) else name
 
 
-def _take_gloo(given: dict[str, Any]) -> None:
+def _take_gloo(arguments: dict[str, Any]) -> None:
     """Change the arguments of a function that makes process groups: to gloo, without NCCL's options and device."""
-    given["backend"] = _backend(given.get("backend"))
-    given.pop("device_id", None)
-    if "NCCL" in type(given.get("pg_options")).__qualname__:
-        del given["pg_options"]
+    arguments["backend"] = _backend(arguments.get("backend"))
+    arguments.pop("device_id", None)
+    if "NCCL" in type(arguments.get("pg_options")).__qualname__:
+        del arguments["pg_options"]
 
 
 def _ended_in_order(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,15 +50,15 @@ def _end_groups() -> None:
     let_threads_end()
 
 
-def _take_host(given: dict[str, Any]) -> None:
+def _take_host(arguments: dict[str, Any]) -> None:
     """Change the arguments of a function that makes a mesh: to the host's type of device."""
-    if is_cuda(given.get("device_type")):
-        given["device_type"] = CPU.type
+    if is_cuda(arguments.get("device_type")):
+        arguments["device_type"] = CPU.type
 
 
-def _take_no_device(given: dict[str, Any]) -> None:
+def _take_no_device(arguments: dict[str, Any]) -> None:
     """Change the arguments of ``DistributedDataParallel``: to no device, as torch takes none beside parameters on the CPU."""
-    given.update(device_ids=None, output_device=None)
+    arguments.update(device_ids=None, output_device=None)
 
 
 def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:

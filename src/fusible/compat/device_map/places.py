@@ -30,8 +30,8 @@ def with_arguments(function: Callable[..., Any], change: Callable[[dict[str, Any
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind_partial(*args, **kwargs)
-        change(given.arguments)
-        return function(*given.args, **given.kwargs)
+        bound = signature.bind_partial(*args, **kwargs)
+        change(bound.arguments)
+        return function(*bound.args, **bound.kwargs)
 
     return call

@@ -50,10 +50,10 @@ def operations_from_nvidia(model: nn.Module, state: Mapping[str, Any]) -> dict[s
     for name, runner in _pipelines(model):
         places = {each: _places(model, runner, each) for each, _ in _PASSES}
         keys = {place.key for found in places.values() for place in found}
-        held = {key: extra_state(state[key], key) for key in keys if not is_empty(state.get(key))}
-        if any(held.values()):
-            made[name] = _joined(places, held, _edges(runner))
-        made |= {key: torch.empty(0, dtype=torch.uint8) for key in held}
+        states = {key: extra_state(state[key], key) for key in keys if not is_empty(state.get(key))}
+        if any(states.values()):
+            made[name] = _joined(places, states, _edges(runner))
+        made |= {key: torch.empty(0, dtype=torch.uint8) for key in states}
     return made
 
 
@@ -117,17 +117,17 @@ def _places(model: nn.Module, runner: PipelineRunner, of_pass: str) -> list[_Pla
     return found
 
 
-def _joined(places: Mapping[str, list[_Place]], held: Mapping[str, Any], edges: list[tuple[int, int]]) -> torch.Tensor:
+def _joined(places: Mapping[str, list[_Place]], states: Mapping[str, Any], edges: list[tuple[int, int]]) -> torch.Tensor:
     """The state of a pipeline in the form that ``ScalingOwner.load`` takes. An operation without a state begins with a scale of 1."""
     tensors: dict[str, torch.Tensor] = {"open": torch.tensor([False])}
     try:
-        states = [(state, each, short) for state in held.values() if state for each, short in _PASSES if each in state]
-        window = max(len(state[each][f"amax_history_{short}"]) for state, each, short in states)
-        formats = _format(next(state[each].get("recipe") for state, each, _ in states))
+        found = [(state, each, short) for state in states.values() if state for each, short in _PASSES if each in state]
+        window = max(len(state[each][f"amax_history_{short}"]) for state, each, short in found)
+        formats = _format(next(state[each].get("recipe") for state, each, _ in found))
         for each, short in _PASSES:
             scale, history = torch.ones(len(places[each])), torch.zeros(window, len(places[each]))
             for column, place in enumerate(places[each]):
-                state = (held.get(place.key) or {}).get(each)
+                state = (states.get(place.key) or {}).get(each)
                 if state is not None:
                     _check_size(state[f"scale_{short}"], place)
                     own = state[f"amax_history_{short}"]

@@ -38,18 +38,18 @@ def read_state_dict(path: str | os.PathLike[str]) -> Any:
     return _with_present_states(loaded_file(mapped, name), name)
 
 
-def _with_present_states(held: Any, of: str) -> Any:
-    if isinstance(held, Mapping):
+def _with_present_states(tree: Any, of: str) -> Any:
+    if isinstance(tree, Mapping):
         made = {
-            key: present_form(value, f"{key} in {of}") if _is_state(key, value) else _with_present_states(value, of) for key, value in held.items()
+            key: present_form(value, f"{key} in {of}") if _is_state(key, value) else _with_present_states(value, of) for key, value in tree.items()
         }
-        if not isinstance(held, OrderedDict):
+        if not isinstance(tree, OrderedDict):
             return made
         result: Any = OrderedDict(made)
-        if hasattr(held, "_metadata"):
-            result._metadata = held._metadata  # type: ignore[attr-defined]
+        if hasattr(tree, "_metadata"):
+            result._metadata = tree._metadata  # type: ignore[attr-defined]
         return result
-    return [_with_present_states(each, of) for each in held] if type(held) is list else held
+    return [_with_present_states(each, of) for each in tree] if type(tree) is list else tree
 
 
 def _is_state(key: Any, value: Any) -> bool:

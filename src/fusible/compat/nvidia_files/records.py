@@ -57,7 +57,7 @@ class StoredTensor:
     def made(self, *arguments: Any) -> Any:
         """The tensor. Versions that have fewer fields leave the last ones out."""
         fields = dict(zip(self.fields, arguments, strict=False))
-        held = next(each for name in ("data", "rowwise_data", "data_transpose", "columnwise_data") if (each := fields.get(name)) is not None)
+        data = next(each for name in ("data", "rowwise_data", "data_transpose", "columnwise_data") if (each := fields.get(name)) is not None)
         shape, dtype = fields.pop("shape", None), fields.pop("dtype")
         if _ordinal(fields.pop("data_format", None)):
             do = "load it by NVIDIA's package and save it anew"
@@ -65,7 +65,7 @@ class StoredTensor:
         element = next(name for name in ("fp8_dtype", "fp4_dtype") if name in fields)
         fields[element] = DType(_ordinal(fields[element]))
         fields["quantizer"] = _quantizer(fields.get("quantizer")) or self.quantizer(fields[element])
-        return self.kind(tuple(held.shape if shape is None else shape), dtype, **{**_ABSENT.get(self.kind, {}), **fields})
+        return self.kind(tuple(data.shape if shape is None else shape), dtype, **{**_ABSENT.get(self.kind, {}), **fields})
 
 
 _WAYS = "rowwise_data rowwise_scale_inv columnwise_data columnwise_scale_inv"

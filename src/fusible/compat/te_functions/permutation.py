@@ -30,8 +30,8 @@ class _PermuteByMask(torch.autograd.Function):
         experts = (rows.shape[1] - 1) // 2
         ctx.save_for_backward(rows, offsets)
         ctx.shape = len(x), experts, x.shape[1]
-        permuted, _, given = maps.permute_with_mask_map(x, rows, probs, None, offsets, len(x), experts, count, x.shape[1], 0)
-        return permuted, given if given is not None else x.new_empty(0)
+        permuted, _, permuted_probs = maps.permute_with_mask_map(x, rows, probs, None, offsets, len(x), experts, count, x.shape[1], 0)
+        return permuted, permuted_probs if permuted_probs is not None else x.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -93,8 +93,8 @@ class _SortChunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, probs: Tensor | None, rows: Tensor) -> Any:
         ctx.save_for_backward(rows)
-        sorted_, given = maps.sort_chunks_by_map(x, rows, probs, len(x), x.shape[1], is_forward=True)
-        return sorted_, given if given is not None else x.new_empty(0)
+        sorted_, permuted_probs = maps.sort_chunks_by_map(x, rows, probs, len(x), x.shape[1], is_forward=True)
+        return sorted_, permuted_probs if permuted_probs is not None else x.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -145,8 +145,8 @@ def moe_permute_and_pad_with_probs(
     padded = ((counts + align_size - 1) // align_size * align_size).long()
     behind = padded - counts
     offsets = behind.cumsum(0) - behind if behind.any() else None
-    permuted, given, rows = _by_mask(inp, probs, routing_map, int(padded.sum()), offsets)
-    return permuted, given, rows, offsets, padded
+    permuted, permuted_probs, rows = _by_mask(inp, probs, routing_map, int(padded.sum()), offsets)
+    return permuted, permuted_probs, rows, offsets, padded
 
 
 def _by_mask(x: Tensor, probs: Tensor | None, routing_map: Tensor, count: int, offsets: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,8 +157,8 @@ def _by_mask(x: Tensor, probs: Tensor | None, routing_map: Tensor, count: int, o
         do = "pass int(routing_map.sum())"
         raise ArgumentError(expected("a positive num_out_tokens", of="a permutation by a mask", got=count, do=do))
     rows = maps.make_row_id_map(routing_map, *routing_map.shape)
-    permuted, given = _PermuteByMask.apply(x, probs, rows, offsets, count)  # type: ignore[misc]
-    return permuted, given, rows
+    permuted, permuted_probs = _PermuteByMask.apply(x, probs, rows, offsets, count)  # type: ignore[misc]
+    return permuted, permuted_probs, rows
 
 
 def moe_unpermute(

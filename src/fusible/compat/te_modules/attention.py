@@ -160,11 +160,11 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
             mask = _mask_of_cache(mask, core_attention_bias if alibi_slopes is None else alibi_slopes)
         window = window_of(mask, self.window_size if window_size is None else window_size)
         bottom_right = _bottom_right(mask, self.bottom_right_diagonal if bottom_right_diagonal is None else bottom_right_diagonal)
-        given = Lengths(cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        cu_lengths = Lengths(cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         if cached:
             k, v, lengths, longest = stepped(inference_params, self.layer_number, q, k, v, format_)
         else:
-            lengths, longest = lengths_of(given, (max_seqlen_q, max_seqlen_kv), q, k, format_, mask, attention_mask)
+            lengths, longest = lengths_of(cu_lengths, (max_seqlen_q, max_seqlen_kv), q, k, format_, mask, attention_mask)
         bias_type, bias = core_attention_bias_type, core_attention_bias
         if alibi_slopes is not None and bias_type != "alibi":
             of, do = "core_attention_bias_type of DotProductAttention with alibi_slopes", "name it, or leave the slopes out"
@@ -245,12 +245,12 @@ def _unpacked(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v, of which some came as one tensor."""
     if qkv is not None:
-        given = (*qkv.unbind(dim), q, k, v, kv)
+        operands = (*qkv.unbind(dim), q, k, v, kv)
     elif kv is not None:
-        given = (q, *kv.unbind(dim), k, v)
+        operands = (q, *kv.unbind(dim), k, v)
     else:
-        given = (q, k, v)
-    if any(x is None for x in given[:3]) or any(x is not None for x in given[3:]):
+        operands = (q, k, v)
+    if any(x is None for x in operands[:3]) or any(x is not None for x in operands[3:]):
         do = "give query_layer, key_layer and value_layer, or query_layer and kv_layer, or qkv_layer"
         raise ArgumentError(expected("q, k and v, each once", of="a call of DotProductAttention", got="another choice", do=do))
-    return given[:3]  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+    return operands[:3]  # type: ignore[return-value]  # pyright: ignore[reportReturnType]

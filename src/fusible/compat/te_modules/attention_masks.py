@@ -33,28 +33,37 @@ def window_of(mask: str, window: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def lengths_of(
-    given: Lengths, longest: tuple[int | None, int | None], q: torch.Tensor, k: torch.Tensor, format_: str, mask: str, attention_mask: Mask | None
+    cu_lengths: Lengths,
+    longest: tuple[int | None, int | None],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    format_: str,
+    mask: str,
+    attention_mask: Mask | None,
 ) -> tuple[Lengths, tuple[int, int]]:
-    """The cumulative lengths of the sequences, and the longest lengths of queries and of keys. They come from ``given``, from a padding mask, or from
-    the shapes of q and k. Raises ``ArgumentError`` where none of these tells them."""
+    """The cumulative lengths of the sequences, and the longest lengths of queries and of keys. They come from ``cu_lengths``, from a padding mask, or
+    from the shapes of q and k. Raises ``ArgumentError`` where none of these tells them."""
     if format_ == "thd":
-        if given.q is None or given.kv is None or "padding" not in mask:
+        if cu_lengths.q is None or cu_lengths.kv is None or "padding" not in mask:
             got = f"attn_mask_type={mask!r}" if "padding" not in mask else "none"
             what, do = "cu_seqlens_q, cu_seqlens_kv and a padding mask", "give them, or another qkv_format"
             raise ArgumentError(expected(what, of="attention with qkv_format='thd'", got=got, do=do))
-        ends = (given.q if given.q_padded is None else given.q_padded, given.kv if given.kv_padded is None else given.kv_padded)
+        ends = (
+            cu_lengths.q if cu_lengths.q_padded is None else cu_lengths.q_padded,
+            cu_lengths.kv if cu_lengths.kv_padded is None else cu_lengths.kv_padded,
+        )
         rounded = [64 * -(-int(cu.diff().max()) // 64) if known is None else known for cu, known in zip(ends, longest, strict=True)]
-        return given, (rounded[0], rounded[1])
+        return cu_lengths, (rounded[0], rounded[1])
     sequence, batch = (0, 1) if format_ == "sbhd" else (1, 0)
     found: list[torch.Tensor] = []
-    for cu, x, place in ((given.q, q, 0), (given.kv, k, -1)):
+    for cu, x, place in ((cu_lengths.q, q, 0), (cu_lengths.kv, k, -1)):
         if cu is not None:
             found.append(cu)
         elif "padding" not in mask:
             found.append(torch.arange(x.shape[batch] + 1, dtype=torch.int32, device=x.device) * x.shape[sequence])
         else:
             found.append(_ends(attention_mask if not isinstance(attention_mask, tuple | list) else attention_mask[place], mask))
-    return Lengths(found[0], found[1], given.q_padded, given.kv_padded), (q.shape[sequence], k.shape[sequence])
+    return Lengths(found[0], found[1], cu_lengths.q_padded, cu_lengths.kv_padded), (q.shape[sequence], k.shape[sequence])
 
 
 def _ends(attention_mask: torch.Tensor | None, mask: str) -> torch.Tensor:

@@ -110,12 +110,12 @@ def _read(extra: Any, layout: StateLayout, module: str) -> torch.Tensor | None:
     try:
         variables = state["extra_fp8_variables"]
         for name, short, size, kinds in _PASSES:
-            held = state[f"scale_{short}"]
-            if held.numel() == (size - 1) * len(layout.backward):  # old versions have none for outputs
+            values = state[f"scale_{short}"]
+            if values.numel() == (size - 1) * len(layout.backward):  # old versions have none for outputs
                 size -= 1
             places = _places(getattr(layout, name), size, kinds)
             largest = float(variables.get(f"fp8_max_{short}", 448.0 if short == "fwd" else 57344.0))
-            tensors[f"{name}.scale"] = held[places].contiguous()
+            tensors[f"{name}.scale"] = values[places].contiguous()
             tensors[f"{name}.amax_history"] = state[f"amax_history_{short}"][:, places].contiguous()
             tensors[f"{name}.fp8_dtype"] = torch.tensor([_format(largest)])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

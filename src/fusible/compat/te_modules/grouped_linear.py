@@ -81,11 +81,11 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
         )
         self.num_gemms, self.name, self.apply_bias = num_gemms, name, bias and not return_bias
         self.tp_group, self.tp_size, self.sequence_parallel = sharding.group, sharding.size, sharding.sequence
-        held = dict(self._parameters)
+        parameters = dict(self._parameters)
         if len(self._weight_names) == len(self._bias_names):  # group by group, as NVIDIA's module lists them
             ordered = [name for pair in zip(self._weight_names, self._bias_names, strict=True) for name in pair]
             self._parameters.clear()
-            self._parameters.update({name: held[name] for name in ordered})
+            self._parameters.update({name: parameters[name] for name in ordered})
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

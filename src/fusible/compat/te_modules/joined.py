@@ -17,8 +17,8 @@ class _Parameters:
         self._module, self._parts = module, dict(parts)
 
     def __getitem__(self, name: str) -> torch.Tensor | None:
-        held = self._module._parameters
-        parts = [held[part] for part in self._parts.get(name, (name,))]
+        parameters = self._module._parameters
+        parts = [parameters[part] for part in self._parts.get(name, (name,))]
         return torch.cat(parts) if len(parts) > 1 else parts[0]  # type: ignore[arg-type]
 
 

@@ -185,7 +185,7 @@ class PagedKVCacheManager(_OfTensors):
         """Forget all sequences, and give their pages back."""
         super().reset()
         self._free = list(range(self.total_num_pages))
-        self._held: dict[Hashable, list[int]] = {}
+        self._pages: dict[Hashable, list[int]] = {}
         self.page_table.zero_()
 
     def has_free_page(self) -> bool:
@@ -202,26 +202,26 @@ class PagedKVCacheManager(_OfTensors):
 
     def get_page_list(self, seq: Hashable) -> list[int]:
         """The pages of a sequence."""
-        return list(self._held.get(seq, ()))
+        return list(self._pages.get(seq, ()))
 
     def get_page_count(self, seq: Hashable) -> int:
         """The number of pages of a sequence."""
-        return len(self._held.get(seq, ()))
+        return len(self._pages.get(seq, ()))
 
     def pre_step(self, step_dict: Mapping[Hashable, int]) -> Lengths:
         """Add the tokens of the next pass, and give back the pages of the sequences that ``step_dict`` lacks. Raises ``ArgumentError`` where no page
         is left, and changes nothing then."""
         lengths = self._after(step_dict)
-        free = self._free + [page for name, pages in self._held.items() if name not in lengths for page in pages]
-        held = {name: self.get_page_list(name) for name in lengths}
-        missing = {name: -(-length // self.page_size) - len(held[name]) for name, length in lengths.items()}
+        free = self._free + [page for name, pages in self._pages.items() if name not in lengths for page in pages]
+        pages_of = {name: self.get_page_list(name) for name in lengths}
+        missing = {name: -(-length // self.page_size) - len(pages_of[name]) for name, length in lengths.items()}
         if sum(missing.values()) > len(free):
             do = "end a sequence, or make InferenceParams with more pages"
             raise ArgumentError(expected(f"{sum(missing.values())} free pages", of="a paged cache", got=len(free), do=do))
-        for name, pages in held.items():
+        for name, pages in pages_of.items():
             pages += [free.pop(0) for _ in range(missing[name])]
-        self.sequences, self._held, self._free = lengths, held, free
-        rows = [pages + [0] * (self.max_pages_per_seq - len(pages)) for pages in held.values()]
+        self.sequences, self._pages, self._free = lengths, pages_of, free
+        rows = [pages + [0] * (self.max_pages_per_seq - len(pages)) for pages in pages_of.values()]
         if rows:
             self.page_table[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
         return self.sequences

@@ -23,22 +23,22 @@ __all__ = ["LayerNormLinear", "Linear"]
 class _Product(TransformerEngineBaseModule):
     """Base of both linear layers: the product with its weight and bias, which are several parameters each where ``parameters_split`` is given."""
 
-    def _begin_product(self, given: Mapping[str, Any]) -> None:
+    def _begin_product(self, arguments: Mapping[str, Any]) -> None:
         """Take the options of the product from a constructor's arguments."""
-        layer, mode = type(self).__name__, given["parallel_mode"]
-        sharding = Sharding.of(given["tp_group"], given["tp_size"], given["sequence_parallel"], layer)
+        layer, mode = type(self).__name__, arguments["parallel_mode"]
+        sharding = Sharding.of(arguments["tp_group"], arguments["tp_size"], arguments["sequence_parallel"], layer)
         check_mode(mode, layer)
-        self._begin(given["name"], given["device"], given["params_dtype"], sharding)
-        self.parallel_mode, self.use_bias, self.return_bias = mode, given["bias"], given["return_bias"]
+        self._begin(arguments["name"], arguments["device"], arguments["params_dtype"], sharding)
+        self.parallel_mode, self.use_bias, self.return_bias = mode, arguments["bias"], arguments["return_bias"]
         self.apply_bias = self.use_bias and not self.return_bias
-        self.in_features = sharding.share(given["in_features"], mode, "row", f"{layer}'s in_features")
-        self.out_features = sharding.share(given["out_features"], mode, "column", f"{layer}'s out_features")
+        self.in_features = sharding.share(arguments["in_features"], mode, "row", f"{layer}'s in_features")
+        self.out_features = sharding.share(arguments["out_features"], mode, "column", f"{layer}'s out_features")
 
-    def _add_product(self, given: Mapping[str, Any]) -> None:
+    def _add_product(self, arguments: Mapping[str, Any]) -> None:
         """Register the weights and biases."""
         layer = type(self).__name__
-        self.weight_names, self.bias_names, self.parameter_split_sizes = _parts(given["parameters_split"], given["out_features"], layer)
-        self.fuse_wgrad_accumulation = given["fuse_wgrad_accumulation"]
+        self.weight_names, self.bias_names, self.parameter_split_sizes = _parts(arguments["parameters_split"], arguments["out_features"], layer)
+        self.fuse_wgrad_accumulation = arguments["fuse_wgrad_accumulation"]
         if len(self.weight_names) > 1:
             do = "leave parameters_split out"
             opened = current_model_init()
@@ -49,8 +49,8 @@ class _Product(TransformerEngineBaseModule):
         sizes = [self.sharding.share(size, self.parallel_mode, "column", f"a part of {layer}'s weight") for size in self.parameter_split_sizes]
         self.parameter_split_sizes = sizes
         for name, size in zip(self.weight_names, sizes, strict=True):
-            tracker = forked(given["get_rng_state_tracker"], given.get("rng_tracker_name"))
-            self._add(name, (size, self.in_features), given["init_method"] or default_init, tracker, weight=True)
+            tracker = forked(arguments["get_rng_state_tracker"], arguments.get("rng_tracker_name"))
+            self._add(name, (size, self.in_features), arguments["init_method"] or default_init, tracker, weight=True)
         for name, size in zip(self.bias_names, sizes, strict=True):
             self._add_bias(name, size, use=self.use_bias)
 
@@ -68,8 +68,8 @@ class _Product(TransformerEngineBaseModule):
             shift = self._shift(self.bias_names[0], use=True)
         BaseModule.__init__(self, *before, product, shift)
         if joined:
-            held = Joined(self, {"weight": self.weight_names, "bias": self.bias_names})
-            self._bound = tuple(b._replace(module=held) if not b.parameters or b.parameters[0] in _JOINED else b for b in self._bound)
+            joined = Joined(self, {"weight": self.weight_names, "bias": self.bias_names})
+            self._bound = tuple(b._replace(module=joined) if not b.parameters or b.parameters[0] in _JOINED else b for b in self._bound)
 
     def _stand_in(self, *columns: int) -> Tensor:
         """A tensor without data, of the shape of parts that are one."""
@@ -165,10 +165,10 @@ class Linear(_Product):
         save_original_input: bool = False,
         name: str | None = None,
     ) -> None:
-        given = locals()
-        self._begin_product(given)
-        refuse_delay(self, given)
-        self._add_product(given)
+        arguments = locals()
+        self._begin_product(arguments)
+        refuse_delay(self, arguments)
+        self._add_product(arguments)
         self._finish()
 
 
@@ -210,12 +210,12 @@ class LayerNormLinear(_Product):
         symmetric_ar_type: str | None = None,
         name: str | None = None,
     ) -> None:
-        given = locals()
-        self._begin_product(given)
-        refuse_delay(self, given)
+        arguments = locals()
+        self._begin_product(arguments)
+        refuse_delay(self, arguments)
         self._begin_norm(normalization, eps, zero_centered_gamma, return_layernorm_output, return_layernorm_output_gathered)
         self._add_norm(self.in_features)
-        self._add_product(given)
+        self._add_product(arguments)
         self._finish(*self._norm())
 
     def _without_bias(self, empty: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         micro_batch_size: int | None = None,
         softmax_type: str = "vanilla",
     ) -> None:
-        given = dict(locals())
+        arguments = dict(locals())
         super().__init__()
         if attention_type not in ("self", "cross"):
             raise ArgumentError(expected("'self' or 'cross'", of="attention_type of MultiheadAttention", got=repr(attention_type), do="name one"))
@@ -102,11 +102,11 @@ class MultiheadAttention(FastSetattr, nn.Module):
         self.hidden_size_q, self.hidden_size_kv = width * num_attention_heads, width * groups
         self.q_norm, self.k_norm = qk_norm(qk_norm_type, width, qk_norm_eps, params_dtype, device)
         own = "init_method", "return_bias", "name"  # of each layer inside
-        common = handed_on(given, Linear, *own, *OVERLAP)
+        common = handed_on(arguments, Linear, *own, *OVERLAP)
         inward = {**common, "init_method": init_method, "parallel_mode": "column" if set_parallel_mode else None}
-        normalized = handed_on(given, LayerNormLinear, *own, "ub_overlap_rs") | {"eps": layernorm_epsilon, "ub_name": "qkv"}
+        normalized = handed_on(arguments, LayerNormLinear, *own, "ub_overlap_rs") | {"eps": layernorm_epsilon, "ub_name": "qkv"}
         self._add_projections(hidden_size, inward, {**normalized, **inward}, fuse_qkv_params)
-        options = handed_on(given, DotProductAttention, *_OF_A_CALL)
+        options = handed_on(arguments, DotProductAttention, *_OF_A_CALL)
         options |= {"kv_channels": width, "num_gqa_groups": groups, "layer_number": self.layer_number, "name": part_name(name, "core_attention")}
         self.core_attention = DotProductAttention(**options)
         outward = {**common, "init_method": output_layer_init_method, "parallel_mode": "row" if set_parallel_mode else None}

@@ -20,9 +20,9 @@ OVERLAP = ("ub_bulk_wgrad", "ub_bulk_dgrad", "ub_overlap_ag", "ub_overlap_rs", "
 """The arguments by which a layer is asked to overlap its products with communication."""
 
 
-def handed_on(given: Mapping[str, Any], to: Callable[..., Any], *but: str) -> dict[str, Any]:
+def handed_on(arguments: Mapping[str, Any], to: Callable[..., Any], *but: str) -> dict[str, Any]:
     """The arguments of a caller that ``to`` has parameters for, by the same names; without those named in ``but``."""
-    return {name: given[name] for name in _parameters(to) if name in given and name not in but}
+    return {name: arguments[name] for name in _parameters(to) if name in arguments and name not in but}
 
 
 @functools.cache
@@ -85,10 +85,10 @@ def mark_shared(parameter: Any, dim: int) -> None:
     parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, dim, 1
 
 
-def refuse_delay(module: Any, given: Mapping[str, Any]) -> None:
+def refuse_delay(module: Any, arguments: Mapping[str, Any]) -> None:
     """Raise ``NotServedError`` where a constructor's arguments ask for ``delay_wgrad_compute``. Warn where they ask a layer that communicates to
     overlap that with products."""
     do = "leave it out: the gradients are there after backward"
-    refuse(type(module).__name__, do, delay_wgrad_compute=given["delay_wgrad_compute"])
-    if module.sequence_parallel and any(given[name] for name in OVERLAP):
+    refuse(type(module).__name__, do, delay_wgrad_compute=arguments["delay_wgrad_compute"])
+    if module.sequence_parallel and any(arguments[name] for name in OVERLAP):
         warn_of_no_overlap()

@@ -107,7 +107,7 @@ class TransformerLayer(FastSetattr, nn.Module):
         qk_norm_before_rope: bool = False,
         softmax_type: str = "vanilla",
     ) -> None:
-        given = dict(locals())
+        arguments = dict(locals())
         super().__init__()
         _check(layer_type, parallel_attention_mlp, apply_residual_connection_post_layernorm, output_layernorm)
         if fuse_wgrad_accumulation and not fuse_qkv_params:
@@ -121,15 +121,15 @@ class TransformerLayer(FastSetattr, nn.Module):
         self.apply_residual_connection_post_layernorm, self.parallel_attention_mlp = apply_residual_connection_post_layernorm, parallel_attention_mlp
         self.tp_size, self.sequence_parallel, self.seq_length = sharding.size, sharding.sequence, seq_length
         self.hidden_dropout = hidden_dropout
-        given |= {name: ub_tp_comm_overlap and given[name] for name in OVERLAP}
+        arguments |= {name: ub_tp_comm_overlap and arguments[name] for name in OVERLAP}
         returned: dict[str, Any] = {"return_layernorm_output": apply_residual_connection_post_layernorm, "return_bias": not parallel_attention_mlp}
-        attention = handed_on(given, MultiheadAttention, *_OF_A_CALL) | returned | {"qkv_format": attn_input_format}
+        attention = handed_on(arguments, MultiheadAttention, *_OF_A_CALL) | returned | {"qkv_format": attn_input_format}
         before: dict[str, Any] = {"input_layernorm": not output_layernorm, "name": part_name(name, "self_attention")}
         self.self_attention = MultiheadAttention(**{**attention, **before})
         if layer_type == "decoder":
             cross: dict[str, Any] = {"attn_mask_type": enc_dec_attn_mask_type, "input_layernorm": True, "attention_type": "cross"}
             self.inter_attention = MultiheadAttention(**{**attention, **cross, "name": part_name(name, "inter_attention")})
-        mlp = handed_on(given, LayerNormMLP) | returned | {"eps": layernorm_epsilon, "name": part_name(name, "layernorm_mlp")}
+        mlp = handed_on(arguments, LayerNormMLP) | returned | {"eps": layernorm_epsilon, "name": part_name(name, "layernorm_mlp")}
         self.layernorm_mlp = LayerNormMLP(**mlp)
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0.0 else None
         if output_layernorm:
@@ -182,19 +182,19 @@ class TransformerLayer(FastSetattr, nn.Module):
     ) -> torch.Tensor:
         """The output, like ``hidden_states [s, b, hidden]`` (or as ``attn_input_format`` says). Arguments are ``MultiheadAttention``'s, those that
         begin with ``enc_dec_`` of the attention to ``encoder_output``."""
-        given = dict(locals())  # first of all: that is the arguments alone
-        given |= {name: getattr(self, name) for name in _OF_A_CALL if given[name] is None}
+        arguments = dict(locals())  # first of all: that is the arguments alone
+        arguments |= {name: getattr(self, name) for name in _OF_A_CALL if arguments[name] is None}
         x = hidden_states.contiguous()
-        shared = handed_on(given, MultiheadAttention.forward, "hidden_states", "encoder_output")
+        shared = handed_on(arguments, MultiheadAttention.forward, "hidden_states", "encoder_output")
         keys: dict[str, Any] = {"cu_seqlens_kv": cu_seqlens_q, "cu_seqlens_kv_padded": cu_seqlens_q_padded, "max_seqlen_kv": max_seqlen_q}
-        outputs = self.self_attention(x, **{**shared, **keys, "attn_mask_type": given["self_attn_mask_type"]})
+        outputs = self.self_attention(x, **{**shared, **keys, "attn_mask_type": arguments["self_attn_mask_type"]})
         if self.parallel_attention_mlp:
             mlp = self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch)
             return self._added(outputs, mlp, x, self.drop_path)
         hidden, bias, *normalized = outputs
         x = self._added(hidden, bias, normalized[0] if normalized else x, self.drop_path)
         if self.layer_type == "decoder":
-            shared |= {name: given[f"enc_dec_{name}"] for name in _OF_CROSS_ATTENTION}
+            shared |= {name: arguments[f"enc_dec_{name}"] for name in _OF_CROSS_ATTENTION}
             shared |= {"attention_mask": enc_dec_attn_mask, "encoder_output": encoder_output}
             shared |= {"inference_params": None, "thd_attention_policies": None}  # the encoder's tokens do not grow; policies are the layer's own
             hidden, bias, *normalized = self.inter_attention(x, **shared)

@@ -74,11 +74,11 @@ def permute_with_mask_map(
         out[routes.rows] = values
         return out
 
-    tokens, given = inp[routes.tokens], None
+    tokens, permuted_probs = inp[routes.tokens], None
     if probs is not None:
-        given = probs[routes.tokens, routes.experts]
-        tokens[given == 0] = 0
-    return put(tokens), None if scale is None else put(scale[routes.tokens]), None if given is None else put(given)
+        permuted_probs = probs[routes.tokens, routes.experts]
+        tokens[permuted_probs == 0] = 0
+    return put(tokens), None if scale is None else put(scale[routes.tokens]), None if permuted_probs is None else put(permuted_probs)
 
 
 def unpermute_with_mask_map(

@@ -92,15 +92,17 @@ class Layout:
         return ", ".join([*named, *(["rows"] if self.tp > 1 and self.sequence_parallel else [])]) or "one process"
 
 
-def plan_of(part: Part, architecture: Architecture, kind: BlockKind, layout: Layout, recipe: Recipe | None, dtype: torch.dtype, held: DType) -> Plan:
+def plan_of(
+    part: Part, architecture: Architecture, kind: BlockKind, layout: Layout, recipe: Recipe | None, dtype: torch.dtype, stored: DType
+) -> Plan:
     """The plan, in the first process, of a block of a kind without its experts, of one of these, or of the last norm and the output, whose logits
-    processes along ``tp`` share out. ``held``: the type in which parameters come."""
-    return _made(part, architecture, kind, layout.rewriting, recipe, dtype, held, fusion_epoch())
+    processes along ``tp`` share out. ``stored``: the type in which parameters come."""
+    return _made(part, architecture, kind, layout.rewriting, recipe, dtype, stored, fusion_epoch())
 
 
 @cache
 def _made(
-    part: Part, architecture: Architecture, kind: BlockKind, layout: Layout, recipe: Recipe | None, dtype: torch.dtype, held: DType, fusions: int
+    part: Part, architecture: Architecture, kind: BlockKind, layout: Layout, recipe: Recipe | None, dtype: torch.dtype, stored: DType, fusions: int
 ) -> Plan:
     if part == "expert":
         assert kind.experts is not None
@@ -108,7 +110,7 @@ def _made(
     else:
         whole = architecture.head() if part == "head" else architecture.block(kind.inner)
     made = _of_process(whole, layout, shared_output=part == "head")
-    args = tuple(tuple((held, True) for _ in op.arg_names) for op in made)
+    args = tuple(tuple((stored, True) for _ in op.arg_names) for op in made)
     request = PlanRequest(recipe, nvte_dtype(dtype), architecture.hidden, True, args, (True,) * len(made), True, fusions)
     return ComputePipeline(made).plan(request)
 
@@ -137,7 +139,7 @@ def _of_process(block: Sequence[Op], layout: Layout, *, shared_output: bool = Fa
     if layout.tp > 1:
         process = Process(0, layout.tp)
         rewritten = _rewritten(made, layout, shared_output=shared_output)
-        made = [r.op.with_(**{name: weight_of(*_held(r, name, process)) for name in r.holdings}) for r in rewritten]
+        made = [r.op.with_(**{name: weight_of(*_local_shape(r, name, process)) for name in r.holdings}) for r in rewritten]
     if layout.cp > 1:
         if layout.context not in CONTEXT_PARALLEL:
             wanted = " or ".join(map(repr, CONTEXT_PARALLEL))
@@ -146,7 +148,7 @@ def _of_process(block: Sequence[Op], layout: Layout, *, shared_output: bool = Fa
     return made
 
 
-def _held(rewritten: Rewritten, name: str, process: Process) -> list[int]:
+def _local_shape(rewritten: Rewritten, name: str, process: Process) -> list[int]:
     """The shape of what a process has of a parameter."""
     shape, holding = list(getattr(rewritten.op, name).shape), rewritten.holdings[name]
     if holding.dim is not None:

@@ -11,7 +11,7 @@ from fusible import nvte
 from fusible.compute_pipeline import Plan
 from fusible.distributed.cost.architectures import Architecture, BlockKind, elements
 from fusible.distributed.cost.layout import Layout, Part, joined, plan_of
-from fusible.distributed.cost.passes import Held, held
+from fusible.distributed.cost.passes import PassMemory, pass_memory
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, nvte_dtype
 from fusible.quantized import Recipe
@@ -136,7 +136,7 @@ class _Parts:
         """The type in which parameters come to the passes."""
         return nvte_dtype(self.dtype) if self.layout.shards > 1 else DType.Float32
 
-    def block(self, kind: BlockKind) -> Held:
+    def block(self, kind: BlockKind) -> PassMemory:
         """What a block holds, its experts included."""
         own = self._of("block", kind, self.rows)
         own = own._replace(copies=own.copies + self._joined(kind))
@@ -145,9 +145,9 @@ class _Parts:
         experts, local = kind.experts, kind.experts.count // self.layout.ep
         routed = self._of("expert", kind, self.rows * experts.chosen)
         arrived = routed.kept + self.rows * experts.chosen * self.architecture.hidden * self.dtype.itemsize
-        return Held(own.copies + local * routed.copies, own.kept + arrived, own.y, own.backward + routed.backward, own.written + routed.written)
+        return PassMemory(own.copies + local * routed.copies, own.kept + arrived, own.y, own.backward + routed.backward, own.written + routed.written)
 
-    def head(self) -> Held:
+    def head(self) -> PassMemory:
         return self._of("head", self.architecture.kinds[0], self.rows)
 
     def sharded(self, kind: BlockKind) -> float:
@@ -179,8 +179,8 @@ class _Parts:
         parameters = [parameter for op in plan.ops for parameter in op.args]
         return sum(math.prod(parameters[place].shape) for place in places) * nvte.bit_width(self.arrive) // 8
 
-    def _of(self, part: Part, kind: BlockKind, rows: int) -> Held:
-        return held(self._plan(part, kind), rows, self.gathered_rows)
+    def _of(self, part: Part, kind: BlockKind, rows: int) -> PassMemory:
+        return pass_memory(self._plan(part, kind), rows, self.gathered_rows)
 
     def _plan(self, part: Part, kind: BlockKind) -> Plan:
         return plan_of(part, self.architecture, kind, self.layout, self.recipe, self.dtype, self.arrive)

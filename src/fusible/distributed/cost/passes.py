@@ -14,17 +14,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fusible import nvte, tex
 from fusible.compute_pipeline import Plan, quantize_args, run_backward, run_forward
 from fusible.nvte import te_to_torch_dtype
-from fusible.nvte.flatten import take_apart
+from fusible.nvte.flatten import flatten_storage
 from fusible.ops import Op
 from fusible.quantized import QuantizedTensorStorage
 
-__all__ = ["Held", "held"]
+__all__ = ["PassMemory", "pass_memory"]
 
 _LONGEST = 128
 """Of the sequences on which a plan is run: what passes keep depends on the number of tokens alone, and short sequences are quickly walked."""
 
 
-class Held(NamedTuple):
+class PassMemory(NamedTuple):
     """Bytes that the passes of a plan hold. ``copies``: of parameters in the types of the products, whether before the passes or by them. ``kept``:
     from forward to backward, x among it, without parameters and their copies. ``y``: the result. ``backward``: the most that backward holds at
     once, what is still kept, ``dy`` and the gradients of parameters among it. ``written``: by both passes, all in all."""
@@ -37,7 +37,7 @@ class Held(NamedTuple):
 
 
 @cache
-def held(plan: Plan, rows: int, gathered: int = 1) -> Held:
+def pass_memory(plan: Plan, rows: int, gathered: int = 1) -> PassMemory:
     """What the passes of ``plan`` hold on ``rows`` rows of x, ``gathered`` times as many where columns are shared out."""
     (forward,), (backward,) = plan.segments[0].forward, plan.segments[0].backward
     scales = {slot: torch.ones(1, device="meta") for slot in (*plan.state.forward, *plan.state.backward)}
@@ -62,7 +62,7 @@ def held(plan: Plan, rows: int, gathered: int = 1) -> Held:
     alive.add(_tensors(dy))
     with alive.watching():
         run_backward(plan, backward, contexts, dy, {"sequences": tokens}, scales)
-    return Held(copies, kept, y, alive.most, alive.written)
+    return PassMemory(copies, kept, y, alive.most, alive.written)
 
 
 class _Alive:
@@ -107,7 +107,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, nvte.Tensor):
         yield from _tensors(value.data)
     elif isinstance(value, QuantizedTensorStorage):
-        yield from take_apart(value)[0]
+        yield from flatten_storage(value)[0]
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors(each)
@@ -115,8 +115,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _parameters(plan: Plan) -> list[nvte.Tensor]:
     """The parameters of all ops, in the types in which they come."""
-    held = (type for args in plan.request.args for type, _ in args)
-    return [_empty(tuple(getattr(op, name).shape), type) for (op, name), type in zip(_names(plan), held, strict=True)]
+    stored = (type for args in plan.request.args for type, _ in args)
+    return [_empty(tuple(getattr(op, name).shape), type) for (op, name), type in zip(_names(plan), stored, strict=True)]
 
 
 def _names(plan: Plan) -> list[tuple[Op, str]]:

@@ -12,7 +12,7 @@ from fusible import nvte
 from fusible.compute_pipeline import Plan
 from fusible.distributed.cost.architectures import Architecture, BlockKind
 from fusible.distributed.cost.layout import Layout, Part, plan_of
-from fusible.distributed.cost.passes import held
+from fusible.distributed.cost.passes import pass_memory
 from fusible.distributed.cost.traffic import Traffic, traffic
 from fusible.ops import MMT, DotProductAttention
 from fusible.quantized import Recipe
@@ -162,7 +162,7 @@ def _computing(
         of_rows, of_tokens = rows * times, tokens * times
         plan = plan_of(part, architecture, kind, layout, recipe, dtype, arrive)
         products += count * sum(flops * of_tokens / machine.products(bits) for bits, flops in products_of(plan))
-        memory += count * 2 * held(plan, of_rows, gathered).written / machine.bandwidth
+        memory += count * 2 * pass_memory(plan, of_rows, gathered).written / machine.bandwidth
         attention = sum(op.heads * op.head_width for op in plan.ops if isinstance(op, DotProductAttention))
         products += count * 6 * of_tokens * sequence * attention / machine.products(16)
     return products / layout.pp, memory / layout.pp

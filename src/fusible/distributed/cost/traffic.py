@@ -106,13 +106,13 @@ def traffic(
     of_stage = microbatches / layout.pp
     passed = 2 * layout.rows(tokens) * architecture.hidden * dtype.itemsize * (layout.pp - 1) / layout.pp
     gathered = reduced = 0.0
-    for held, shards, gathers in _held(architecture, layout, dtype):
-        gathered += (gathers + 1) * microbatches * held * (shards - 1) / shards
-        reduced += 2 * held / shards * (layout.dp_replicate - 1) / layout.dp_replicate
+    for nbytes, shards, gathers in _sharded(architecture, layout, dtype):
+        gathered += (gathers + 1) * microbatches * nbytes * (shards - 1) / shards
+        reduced += 2 * nbytes / shards * (layout.dp_replicate - 1) / layout.dp_replicate
     return Traffic(tp * of_stage, cp * of_stage, gathered, reduced, ep * of_stage, passed * microbatches)
 
 
-def _held(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> list[tuple[float, int, int]]:
+def _sharded(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> list[tuple[float, int, int]]:
     """The bytes of the parameters of a process together with those that it shares them out with, how many these are, and how often they are gathered:
     of blocks, of what is before and behind these, and of experts; routers are with the blocks."""
 

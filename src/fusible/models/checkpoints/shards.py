@@ -59,11 +59,11 @@ class Shards:
         if entry.numel == 0:
             return torch.empty(entry.shape, dtype=entry.dtype)
         windows, (place, begin) = self._files[entry.file], self._place(entry)
-        held = self._mapped.get((entry.file, place))
-        if held is None:
-            held = map_file(self.directory / entry.file, offset=begin, length=windows.stops[place] - begin, size=windows.size)
-            self._mapped[entry.file, place] = held
-        flat = torch.frombuffer(held, dtype=torch.uint8, count=entry.nbytes, offset=entry.start - begin)
+        mapped = self._mapped.get((entry.file, place))
+        if mapped is None:
+            mapped = map_file(self.directory / entry.file, offset=begin, length=windows.stops[place] - begin, size=windows.size)
+            self._mapped[entry.file, place] = mapped
+        flat = torch.frombuffer(mapped, dtype=torch.uint8, count=entry.nbytes, offset=entry.start - begin)
         if entry.start % entry.dtype.itemsize:  # of a writer that did not align it
             flat = flat.clone()
         return flat.view(entry.dtype).view(entry.shape)
@@ -72,10 +72,10 @@ class Shards:
         """Let the system have back the memory of a tensor that was copied and that nobody looks at any more, where its part of the file is mapped for
         others. Read again, it comes from the file."""
         place, begin = self._place(entry)
-        held, page = self._mapped.get((entry.file, place)), mmap.PAGESIZE
+        mapped, page = self._mapped.get((entry.file, place)), mmap.PAGESIZE
         first, last = -(-(entry.start - begin) // page) * page, (entry.stop - begin) // page * page  # a page at an edge is another tensor's too
-        if held is not None and last > first and hasattr(held, "madvise"):
-            held.madvise(mmap.MADV_DONTNEED, first, last - first)
+        if mapped is not None and last > first and hasattr(mapped, "madvise"):
+            mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _place(self, entry: Entry) -> tuple[int, int]:
         """The part of its file that a tensor lies in, and where that is mapped from."""

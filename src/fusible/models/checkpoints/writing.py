@@ -100,10 +100,10 @@ def _stored(name: str, tensor: Any, layouts: tuple[Layout, ...], like: Checkpoin
 
 def _as_stored(tensor: Any, like: Checkpoint, name: str) -> dict[str, torch.Tensor]:
     """The scales of ``like``'s weight as they are stored, where ``tensor`` has the same; else none."""
-    source, held = like.tensor(name), tensor.get_metadata()
+    source, metadata = like.tensor(name), tensor.get_metadata()
     theirs = source.get_metadata()
     scales = [field for field in source._TENSORS if "scale" in field or "amax" in field]
-    same = type(source) is type(tensor) and all(_alike(held[field], theirs[field]) for field in scales)
+    same = type(source) is type(tensor) and all(_alike(metadata[field], theirs[field]) for field in scales)
     _, *others = like.weights[name].layout.suffixes or ("",)
     return {suffix: part for suffix, part in like.parts(name).items() if suffix in others} if same else {}
 

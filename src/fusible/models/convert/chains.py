@@ -69,20 +69,20 @@ def _gives_the_same(block: nn.Module, chain: Chain, formula: str, results: int, 
     whole = _Step(lambda x: FORMULAS[formula](x @ first.T) @ second.T)
     relayed = {chain.up: whole, chain.activation: _Step(lambda x: x), chain.down: _Step(lambda x: x)}
     found = _tried(block, relayed, results, training)
-    return computes(found, wanted) and all(relayed[name].seen == [id(whole.given)] for name in (chain.activation, chain.down))
+    return computes(found, wanted) and all(relayed[name].seen == [id(whole.result)] for name in (chain.activation, chain.down))
 
 
 class _Step(nn.Module):
-    """A layer of the trial. ``seen``: the identities of what it was called on; ``given``: what it gave."""
+    """A layer of the trial. ``seen``: the identities of what it was called on; ``result``: what it gave."""
 
     def __init__(self, formula: Any) -> None:
         super().__init__()
-        self.formula, self.seen, self.given = formula, list[int](), torch.empty(0, device="meta")
+        self.formula, self.seen, self.result = formula, list[int](), torch.empty(0, device="meta")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append(id(x))
-        self.given = self.formula(x)
-        return self.given
+        self.result = self.formula(x)
+        return self.result
 
 
 class _Stub(nn.Module):

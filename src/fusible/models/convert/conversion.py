@@ -67,8 +67,8 @@ def convert(
     selection, keep = Selection.of(include, exclude), filters_of(keep_high_precision, "keep_high_precision")
     selection.check(model)
     check_names([("keep_high_precision", one) for one in keep if one not in HIGH_PRECISION], model)
-    settled = recipe.settled() if recipe is not None else None
-    plan = Planner(model, settled, selection, keep)
+    fixed_recipe = recipe.immutable() if recipe is not None else None
+    plan = Planner(model, fixed_recipe, selection, keep)
     earlier = [module for module in model.modules() if isinstance(module, ConvertedModule)]
     if plan.configs:
         register()
@@ -83,8 +83,8 @@ def convert(
         restore((one.module for one in plan.swaps), attention_writes(plan.configs, undo=True))
         raise
     for module in earlier:
-        module.follow(settled)
-    vars(model)[_REPORT] = Report(str(settled) if settled is not None else "none, so nothing is quantized", plan.layers)
+        module.follow(fixed_recipe)
+    vars(model)[_REPORT] = Report(str(fixed_recipe) if fixed_recipe is not None else "none, so nothing is quantized", plan.layers)
     return model
 
 

@@ -98,8 +98,8 @@ def why_by_its_class(module: nn.Module, recipe: Recipe | None) -> str:
 
 def is_like_experts(module: nn.Module) -> bool:
     """Whether a module holds stacks of weights by the names that transformers gives them."""
-    held = [module._parameters.get(name) for name in (_UP, _DOWN)]
-    return all(weight is not None and weight.ndim == 3 for weight in held)
+    weights = [module._parameters.get(name) for name in (_UP, _DOWN)]
+    return all(weight is not None and weight.ndim == 3 for weight in weights)
 
 
 def why_no_experts(module: Any, activations: Sequence[str], name: str) -> str:

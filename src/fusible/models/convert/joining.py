@@ -110,7 +110,7 @@ class JoinedLinears(Stand):
 
     @property
     def bias(self) -> torch.Tensor:
-        held = [module._parameters["weight"] for module in self.modules]
+        weights = [module._parameters["weight"] for module in self.modules]
         biases = [module._parameters.get("bias") for module in self.modules]
         like = next(bias for bias in biases if bias is not None)
-        return torch.cat([like.new_zeros(len(weight)) if bias is None else bias for weight, bias in zip(held, biases, strict=True)])
+        return torch.cat([like.new_zeros(len(weight)) if bias is None else bias for weight, bias in zip(weights, biases, strict=True)])

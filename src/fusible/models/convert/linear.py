@@ -81,10 +81,10 @@ class ConvertedConv1D(ConvertedModule):
 
 def why_no_linear(module: nn.Module) -> str:
     """Why a linear layer is left as it is; empty where it can be converted, None-like for what is no linear layer."""
-    held = module._parameters
+    parameters = module._parameters
     if type(module).forward not in (nn.Linear.forward, _conv1d_forward(module)):
         return "its class has a forward of its own"
-    if "weight" not in held:
+    if "weight" not in parameters:
         return "its weight is computed from other parameters"
     return why_no_parameters(module)
 

@@ -72,27 +72,27 @@ def is_like_norm(module: nn.Module) -> bool:
 
 def find_norm(module: nn.Module) -> FoundNorm:
     """What a module that ``is_like_norm`` computes."""
-    held = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+    parameters = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
     eps = next((value for name in _EPSILONS if isinstance(value := vars(module).get(name), float)), None)
     if any(buffer is not None for buffer in module._buffers.values()):
         return FoundNorm(wrong="it keeps statistics")
-    if not held.keys() <= {"weight", "bias"} or any(parameter.ndim != 1 for parameter in held.values()):
+    if not parameters.keys() <= {"weight", "bias"} or any(parameter.ndim != 1 for parameter in parameters.values()):
         return FoundNorm(wrong="it has other parameters than a weight and a bias for each column")
     if eps is None:
         return FoundNorm(wrong="it says no epsilon")
     if not takes_one_tensor(module):
         return FoundNorm(wrong="it takes more than one tensor")
     wrong = why_no_parameters(module)
-    return FoundNorm(wrong=wrong) if wrong else _by_trying(module, len(held["weight"]), "bias" in held, eps)
+    return FoundNorm(wrong=wrong) if wrong else _by_trying(module, len(parameters["weight"]), "bias" in parameters, eps)
 
 
 def _by_trying(module: nn.Module, features: int, biased: bool, eps: float) -> FoundNorm:
     rows = 3 if features != 3 else 2
     x = draw(2, rows, features) * torch.tensor([0.003, 1.0], device="cpu").view(2, 1, 1)  # of small rows the epsilon counts
     weight, bias = draw(features, seed=1), draw(features, seed=2)
-    given: dict[str, torch.Tensor | None] = dict.fromkeys(module._parameters)
-    given.update({name: nn.Parameter(value) for name, value in (("weight", weight), ("bias", bias)) if module._parameters.get(name) is not None})
-    y = tried(module, x, given)
+    parameters: dict[str, torch.Tensor | None] = dict.fromkeys(module._parameters)
+    parameters.update({name: nn.Parameter(value) for name, value in (("weight", weight), ("bias", bias)) if module._parameters.get(name) is not None})
+    y = tried(module, x, parameters)
     if biased:
         matches = computes(y, nn.functional.layer_norm(x, (features,), weight, bias, eps))
         return FoundNorm(centered=True, eps=eps) if matches else FoundNorm(wrong="it computes no layer normalization over the last dimension")

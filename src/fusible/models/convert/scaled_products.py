@@ -101,10 +101,10 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 def _pipeline(module: nn.Module, context: autocast, **options: Any) -> ConvertedRunner:
     """The pipeline of one attention op with these options, which lives as long as the module."""
     key = (context.key, *options.values())
-    held = _pipelines.setdefault(module, {})
-    runner = held.get(key)
+    runners = _pipelines.setdefault(module, {})
+    runner = runners.get(key)
     if runner is None:
-        runner = held[key] = ConvertedRunner([BoundOp(ops.DotProductAttention(**options), _Nothing(), ())], context)
+        runner = runners[key] = ConvertedRunner([BoundOp(ops.DotProductAttention(**options), _Nothing(), ())], context)
     return runner
 
 
@@ -128,9 +128,9 @@ def attention_configs(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
 
 def why_no_attention(module: Any, config: Any) -> str:
     """Why a model's attention is left as it is; empty where it becomes Fusible's."""
-    held = vars(config)[_KEY]
-    if held not in (FORMER, NAME):
-        return f"its implementation is {held!r}"
+    implementation = vars(config)[_KEY]
+    if implementation not in (FORMER, NAME):
+        return f"its implementation is {implementation!r}"
     return "" if module._can_set_attn_implementation() else "its class takes no other implementation"
 
 

@@ -50,9 +50,9 @@ class Selection:
         check_names([("include", one) for one in self.include or ()] + [("exclude", one) for one in self.exclude], model)
 
 
-def filters_of(given: Any, argument: str) -> tuple[Filter, ...]:
+def filters_of(filters: Any, argument: str) -> tuple[Filter, ...]:
     """Filters, of one or of several. Raises ``DTypeError``."""
-    several: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    several: tuple[Any, ...] = tuple(filters) if isinstance(filters, Iterable) and not isinstance(filters, str) else (filters,)
     wrong = next((one for one in several if not isinstance(one, str) and not callable(one)), None)
     if wrong is not None:
         do = "give names of modules, as 'mlp' or 'model.layers.0.*'"
@@ -75,8 +75,8 @@ def matches(one: Filter, name: str, module: nn.Module) -> bool:
 def matches_name(pattern: str, name: str) -> bool:
     """Whether the module of a name, or one around it, is called so: by the whole name or its last parts."""
     parts = name.split(".")
-    around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return any(fnmatchcase(one, pattern) or fnmatchcase(one, f"*.{pattern}") for one in around)
+    tails = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return any(fnmatchcase(one, pattern) or fnmatchcase(one, f"*.{pattern}") for one in tails)
 
 
 def kept_in_high_precision(model: nn.Module, keep: Sequence[Filter]) -> dict[str, str]:

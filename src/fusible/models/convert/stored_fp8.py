@@ -40,9 +40,9 @@ class ConvertedFP8Linear(_StoredFP8):
         weight: Any = self.weight
         if weight.element_size() > 1 or not weight.is_cpu:
             return self.original.forward(self, input)
-        held: Any = self._parameters
-        y = product(input, weight, held["weight_scale_inv"], self.block_size, None, held["activation_scale"], quantize=self._quantize)
-        return y if held["bias"] is None else y + held["bias"]
+        parameters: Any = self._parameters
+        y = product(input, weight, parameters["weight_scale_inv"], self.block_size, None, parameters["activation_scale"], quantize=self._quantize)
+        return y if parameters["bias"] is None else y + parameters["bias"]
 
 
 class ConvertedFP8Experts(_StoredFP8):
@@ -66,9 +66,9 @@ class ConvertedFP8Experts(_StoredFP8):
         return torch.zeros_like(hidden_states, dtype=torch.float32).index_add(0, token, y).to(hidden_states.dtype)
 
     def _products(self, name: str, x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        held: Any = self._parameters
-        weight, scale, quantize = held[name], held[f"{name}_scale_inv"], self._quantize
-        scales = held.get(f"{name}_activation_scale")
+        parameters: Any = self._parameters
+        weight, scale, quantize = parameters[name], parameters[f"{name}_scale_inv"], self._quantize
+        scales = parameters.get(f"{name}_activation_scale")
         return grouped_product(x, weight, scale, sizes, self.block_size, activation_scales=scales, quantize=quantize)
 
 

@@ -57,9 +57,9 @@ def swap(swaps: Iterable[Swap], more: Iterable[Write] = ()) -> None:
     """Make the swaps and the writes ``more``, all of them or, where an interrupt or an error comes, none."""
     writes: list[Write] = [*more]
     for one in swaps:
-        held = vars(one.module)
-        former = {name: held[name] for name in one.attributes if name in held}
-        writes.append(partial(held.update, {**one.attributes, _FORMER: (tuple(one.attributes), former)}))
+        attributes = vars(one.module)
+        former = {name: attributes[name] for name in one.attributes if name in attributes}
+        writes.append(partial(attributes.update, {**one.attributes, _FORMER: (tuple(one.attributes), former)}))
         writes.append(partial(object.__setattr__, one.module, "__class__", class_of(one.kind, type(one.module))))
     run(writes)
 
@@ -74,10 +74,10 @@ def restore(modules: Iterable[nn.Module], more: Iterable[Write] = ()) -> int:
         got, do = f"a {type(changed).__name__}", "take parametrizations and the like off first"
         raise ArgumentError(expected("modules of the classes that they were given", of="convert with undo", got=got, do=do))
     for module in swapped:
-        held = vars(module)
-        names, former = held[_FORMER]
-        kept = {name: value for name, value in held.items() if name not in names and name != _FORMER} | former
-        writes += [partial(object.__setattr__, module, "__class__", module.original), partial(held.clear), partial(held.update, kept)]
+        attributes = vars(module)
+        names, former = attributes[_FORMER]
+        kept = {name: value for name, value in attributes.items() if name not in names and name != _FORMER} | former
+        writes += [partial(object.__setattr__, module, "__class__", module.original), partial(attributes.clear), partial(attributes.update, kept)]
     run(writes)
     return len(swapped)
 

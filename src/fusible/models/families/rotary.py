@@ -42,18 +42,18 @@ class Rotation(NamedTuple):
 
 def rotation(config: Config, head_width: int, layer_type: str | None = None) -> Rotation:
     """The rotation that a configuration tells of. Raises ``CheckpointError`` for a kind that is not known."""
-    given = config.part("rope_parameters")
-    if given is not None and layer_type is not None and isinstance(given.entries.get(layer_type), dict):
-        given = given.part(layer_type)
-    if given is None and layer_type == "sliding_attention" and config.has("rope_local_base_freq"):
+    parameters = config.part("rope_parameters")
+    if parameters is not None and layer_type is not None and isinstance(parameters.entries.get(layer_type), dict):
+        parameters = parameters.part(layer_type)
+    if parameters is None and layer_type == "sliding_attention" and config.has("rope_local_base_freq"):
         return Rotation(config.number("rope_local_base_freq"), head_width)
-    scaling = given if given is not None else config.part("rope_scaling")
-    base = (given if given is not None and given.has("rope_theta") else config).number("rope_theta", 10000.0)
-    share = (given if given is not None and given.has("partial_rotary_factor") else config).number("partial_rotary_factor", 1.0)
+    scaling = parameters if parameters is not None else config.part("rope_scaling")
+    base = (parameters if parameters is not None and parameters.has("rope_theta") else config).number("rope_theta", 10000.0)
+    share = (parameters if parameters is not None and parameters.has("partial_rotary_factor") else config).number("partial_rotary_factor", 1.0)
     width = int(head_width * share)
     kind = "default" if scaling is None else scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _FACTORS:
-        raise config.refuse("rope_parameters" if given is not None else "rope_scaling", f"rope_type {', '.join(_FACTORS)}")
+        raise config.refuse("rope_parameters" if parameters is not None else "rope_scaling", f"rope_type {', '.join(_FACTORS)}")
     if scaling is None or kind == "default":
         return Rotation(base, width)
     mean = _magnitude(scaling.number("mscale_all_dim", 0.0), scaling.number("factor", 1.0)) ** 2

@@ -72,8 +72,8 @@ def grouped_product(
     parts, begin = [], 0
     for group, size in enumerate(sizes):
         if size:
-            given = None if activation_scales is None else activation_scales[group]
-            parts.append(product(x[begin : begin + size], weight[group], scale[group], block_size, None, given, quantize=quantize))
+            activation_scale = None if activation_scales is None else activation_scales[group]
+            parts.append(product(x[begin : begin + size], weight[group], scale[group], block_size, None, activation_scale, quantize=quantize))
         begin += size
     return torch.cat([*parts, x.new_zeros(len(x) - begin, weight.shape[1])])
 
@@ -121,13 +121,13 @@ def _product(
 ) -> torch.Tensor:
     if not len(rows):
         return rows.new_empty(0, weight.shape[0], dtype=dtype)
-    held = quantized_weight(weight, scale, block_size, rows.dtype)
+    quantized = quantized_weight(weight, scale, block_size, rows.dtype)
     rows = rows.detach().contiguous()
     if not quantize:
-        return _gemm(held, rows, dtype)
+        return _gemm(quantized, rows, dtype)
     if activation_scale is not None:
-        return _gemm(held, _by_given_scale(rows, activation_scale), dtype)
-    return _DYNAMIC[type(held)](held, rows, dtype)
+        return _gemm(quantized, _by_given_scale(rows, activation_scale), dtype)
+    return _DYNAMIC[type(quantized)](quantized, rows, dtype)
 
 
 @torch.library.custom_op("fusible::fine_grained_fp8_product", mutates_args=())

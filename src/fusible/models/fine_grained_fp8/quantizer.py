@@ -79,12 +79,12 @@ def uninstall() -> None:
 
 
 def _before() -> Any:
-    held = getattr(finegrained_fp8, _KERNELS)
-    return held.before if isinstance(held, _Kernels) else held
+    kernels = getattr(finegrained_fp8, _KERNELS)
+    return kernels.before if isinstance(kernels, _Kernels) else kernels
 
 
 def _exchanged(one: type, other: type) -> Iterator[Write]:
-    return (partial(AUTO_QUANTIZER_MAPPING.__setitem__, name, other) for name, held in AUTO_QUANTIZER_MAPPING.items() if held is one)
+    return (partial(AUTO_QUANTIZER_MAPPING.__setitem__, name, other) for name, registered in AUTO_QUANTIZER_MAPPING.items() if registered is one)
 
 
 def _on_cpu(ours: Callable[..., torch.Tensor], name: str, before: Any) -> Callable[..., torch.Tensor]:

@@ -92,7 +92,7 @@ def _quantizer() -> Any:
 def _in_rows(weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> QuantizedTensor:
     """The tensor of blocks of 1x128, from ``scales [rows, ceil(columns / 128)]``."""
     shape = tuple(weight.shape)
-    held: dict[str, Any] = {"rowwise_data": weight.view(torch.uint8), "rowwise_scale_inv": padded(scales.T, FLOAT8_BLOCKS, shape)}
+    rowwise: dict[str, Any] = {"rowwise_data": weight.view(torch.uint8), "rowwise_scale_inv": padded(scales.T, FLOAT8_BLOCKS, shape)}
     absent: dict[str, Any] = {"columnwise_data": None, "columnwise_scale_inv": None}
     options: dict[str, Any] = {"fp8_dtype": DType.kFloat8E4M3, "is_2D_scaled": False, "quantizer": _quantizer()}
-    return Float8BlockwiseQTensor(shape, dtype, **held, **absent, **options)
+    return Float8BlockwiseQTensor(shape, dtype, **rowwise, **absent, **options)

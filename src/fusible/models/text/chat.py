@@ -58,9 +58,9 @@ class ChatTemplate:
         ``more``: further variables of the template. Raises ``ArgumentError`` for messages that the template refuses.
         """
         plain = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        given: dict[str, Any] = {"tools": None, "documents": None, **self._special, **more}
+        variables: dict[str, Any] = {"tools": None, "documents": None, **self._special, **more}
         try:
-            return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **given)
+            return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **variables)
         except (self._jinja.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             got = f"what it refuses ({error})"
             raise ArgumentError(expected("a conversation that the chat template takes", of="messages", got=got, do="change them")) from None

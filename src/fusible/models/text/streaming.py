@@ -30,7 +30,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._tokens = list(before[-_LONG:])
         self._shown = tokenizer.decode(self._tokens)
-        self._held = 0
+        self._incomplete = 0
 
     def push(self, token: int) -> str:
         """Count in a token, and return the text that is certain by now."""
@@ -38,11 +38,11 @@ class Detokenizer:
         text = self._tokenizer.decode(self._tokens)
         complete = text.rstrip(_UNKNOWN)
         if len(complete) == len(text):
-            self._held = 0
+            self._incomplete = 0
             return self._show(text, len(text))
         # The bytes of one character may be spread over several tokens. Those of more than fit into a character never make one.
-        self._held += 1
-        return self._show(text, len(complete) if self._held <= _INCOMPLETE else max(len(complete), len(text) - _INCOMPLETE))
+        self._incomplete += 1
+        return self._show(text, len(complete) if self._incomplete <= _INCOMPLETE else max(len(complete), len(text) - _INCOMPLETE))
 
     def finish(self) -> str:
         """The rest, where bytes of a character are missing."""
@@ -55,7 +55,7 @@ class Detokenizer:
         new = visible[common_prefix(self._shown, visible) :]
         if new:
             self._shown = visible
-        if len(self._tokens) >= _LONG and not self._held:
+        if len(self._tokens) >= _LONG and not self._incomplete:
             self._forget(text)
         return new
 
@@ -74,26 +74,26 @@ class StopStrings:
         self._strings = tuple(strings)
         if "" in self._strings:
             raise ArgumentError(expected("texts of at least one character", of="stop", got="an empty one", do="leave it out"))
-        self._held, self.stopped = "", False
+        self._withheld, self.stopped = "", False
 
     def push(self, text: str) -> str:
         """What of the text so far belongs to no stop string, nor to what may become one."""
         if self.stopped or not self._strings:
             return "" if self.stopped else text
-        text = self._held + text
+        text = self._withheld + text
         # The one that is complete first stops: that does not hang on how the text is cut into tokens.
         found = [(at + len(string), at) for string in self._strings if (at := text.find(string)) >= 0]
         if found:
-            self._held, self.stopped = "", True
+            self._withheld, self.stopped = "", True
             return text[: min(found)[1]]
-        held = max(self._begun(text, string) for string in self._strings)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        begun = max(self._begun(text, string) for string in self._strings)
+        self._withheld = text[len(text) - begun :]
+        return text[: len(text) - begun]
 
     def finish(self) -> str:
         """What was held back of a stop string that did not come."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._withheld = self._withheld, ""
+        return rest
 
     @staticmethod
     def _begun(text: str, string: str) -> int:

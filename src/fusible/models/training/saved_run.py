@@ -19,7 +19,7 @@ from fusible.errors import CheckpointError, expected
 from fusible.files import Replacement, locate, map_file, parse_json, put, read_file
 from fusible.models.checkpoints.header import CODES, read_header
 from fusible.models.checkpoints.shard_writer import bytes_of
-from fusible.models.training.shards import Shard, is_shard, put_together
+from fusible.models.training.shards import Shard, is_shard, join_shards
 
 __all__ = ["MANIFEST", "file_pieces", "fingerprint", "has_run", "load_run", "read_manifest", "save_run", "sealed"]
 
@@ -81,7 +81,7 @@ def load_run(folder: Path, manifest: Mapping[str, Any]) -> dict[str, torch.Tenso
             shards[name] = Shard(content, tensors)
         else:
             found |= tensors
-    return {**found, **put_together(folder, shards)}
+    return {**found, **join_shards(folder, shards)}
 
 
 def fingerprint(path: Path) -> str:

@@ -14,7 +14,7 @@ import torch
 from fusible.errors import CheckpointError, expected
 from fusible.files import locate, parse_json
 
-__all__ = ["Shard", "is_shard", "put_together"]
+__all__ = ["Shard", "is_shard", "join_shards"]
 
 _SHARD = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors")
 _PIECES = "DCP_SHARDING_INFO"
@@ -33,7 +33,7 @@ def is_shard(name: str) -> bool:
     return _SHARD.fullmatch(name) is not None
 
 
-def put_together(folder: Path, shards: Mapping[str, Shard]) -> dict[str, torch.Tensor]:
+def join_shards(folder: Path, shards: Mapping[str, Shard]) -> dict[str, torch.Tensor]:
     """Whole tensors of the pieces in ``shards``, by the names of files in ``folder``. Raises ``CheckpointError`` where some are missing."""
     pieces: dict[str, list[tuple[list[int], torch.Tensor]]] = defaultdict(list)
     for file, (content, tensors) in shards.items():

@@ -63,7 +63,7 @@ class autocast:
             raise DTypeError(expected("a bool", of="enabled of autocast", got=type(enabled).__qualname__, do="pass one"))
         if recipe is not None and not isinstance(recipe, Recipe):
             raise DTypeError(expected("a recipe", of="autocast", got=repr(recipe), do="give e.g. fusible.DelayedScaling() or Float8CurrentScaling()"))
-        self.recipe: Recipe | None = (recipe.settled() if recipe is not None else _DEFAULT) if enabled else None
+        self.recipe: Recipe | None = (recipe.immutable() if recipe is not None else _DEFAULT) if enabled else None
         self.amax_reduction_group = amax_reduction_group
         self.key = _key_of(self.recipe, amax_reduction_group)
         self._former: list[autocast | None] = []

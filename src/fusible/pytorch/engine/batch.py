@@ -57,26 +57,26 @@ class Batch(NamedTuple):
         return Sequences(Tensor(cu_seqlens, DType.Int32), len(self.seq_lens), bound, False)
 
 
-def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, apart: bool = False) -> Batch:
+def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, ragged: bool = False) -> Batch:
     """Read ``m(x [tokens, hidden], seq_lens [sequences])``, ``m(x [tokens, hidden])`` (one sequence), ``m(x [batch, seq, hidden])`` or, of sequences
     that are padded at their ends, ``m(x [batch, seq, hidden], seq_lens [batch])`` and ``m(x [batch, seq, hidden], mask [batch, seq])``.
 
-    ``seq_lens``: of any integer dtype. A mask is bool, True for tokens and False for the padding behind them. ``apart``: as sequences that may differ
-    in length, whichever form they came in. Raises ``ShapeError`` for another rank or lengths that do not add up, ``DTypeError`` for lengths that are
-    no integers, ``ArgumentError`` for lengths below 0 and for a mask of another kind.
+    ``seq_lens``: of any integer dtype. A mask is bool, True for tokens and False for the padding behind them. ``ragged``: as sequences that may
+    differ in length, whichever form they came in. Raises ``ShapeError`` for another rank or lengths that do not add up, ``DTypeError`` for lengths
+    that are no integers, ``ArgumentError`` for lengths below 0 and for a mask of another kind.
     """
     if not isinstance(x, torch.Tensor):
         raise DTypeError(expected("a torch.Tensor", of="x", got=type(x).__qualname__, do="convert it"))
     shape = tuple(x.shape)
     if len(shape) == 3 and seq_lens is None:
-        lengths = torch.full(shape[:1], shape[1], dtype=torch.int32) if apart else None
+        lengths = torch.full(shape[:1], shape[1], dtype=torch.int32) if ragged else None
         return Batch(x.reshape(shape[0] * shape[1], shape[2]), shape[:2], lengths, shape[1])
     if seq_lens is not None:
         _check_integers(seq_lens)
     if len(shape) not in (2, 3):
         raise ShapeError(expected("a tensor [tokens, hidden] or [batch, seq, hidden]", of="x", got=f"shape {list(shape)}", do="reshape it"))
     if seq_lens is None:
-        return Batch(x, shape[:1], torch.tensor(shape[:1], dtype=torch.int32) if apart else None, shape[0])
+        return Batch(x, shape[:1], torch.tensor(shape[:1], dtype=torch.int32) if ragged else None, shape[0])
     if len(shape) == 3:
         return _padded(x, seq_lens)
     if seq_lens.dtype == torch.bool:

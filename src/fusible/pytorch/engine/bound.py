@@ -44,14 +44,14 @@ def key_of(bound: Sequence[BoundOp]) -> tuple[Any, ...]:
 
 def with_rows(bound: Iterable[BoundOp]) -> tuple[BoundOp, ...]:
     """A list of ops as a pipeline runs it: where its ops share out rows between processes, with those that scatter and gather them."""
-    held = tuple(bound)
-    if all(b.op.row_share is None for b in held):
-        return held
+    entries = tuple(bound)
+    if all(b.op.row_share is None for b in entries):
+        return entries
     result: list[BoundOp] = []
-    *before, end = between_rows([b.op for b in held])
-    for b, op in zip(held, before, strict=True):
+    *before, end = between_rows([b.op for b in entries])
+    for b, op in zip(entries, before, strict=True):
         result += [b] if op is None else [BoundOp(op, b.module, (), block=b.block), b]
-    return (*result, *([] if end is None else [BoundOp(end, held[-1].module, (), block=held[-1].block)]))
+    return (*result, *([] if end is None else [BoundOp(end, entries[-1].module, (), block=entries[-1].block)]))
 
 
 _changes = 0

@@ -26,7 +26,7 @@ from fusible.nvte import (
 )
 from fusible.pytorch.engine.arrival import arrived
 from fusible.pytorch.engine.borders import Border, OnTheWay, leaf_count, packed, spec_key
-from fusible.pytorch.engine.call_inputs import CallInputs, put_together
+from fusible.pytorch.engine.call_inputs import CallInputs, unflatten_call_inputs
 from fusible.pytorch.engine.executors import DIRECT
 from fusible.pytorch.engine.pass_tensors import Places, pack, places_of, unpack
 from fusible.pytorch.engine.program import Executor
@@ -110,7 +110,7 @@ class Call:
     """Where the gradients of some parameters are summed up, by their places."""
     amaxes: dict[str, torch.Tensor] = field(default_factory=dict)
     contexts: dict[int, Any] = field(default_factory=dict)
-    notes: dict[Any, Any] = field(default_factory=dict)
+    call_state: dict[Any, Any] = field(default_factory=dict)
     """What ops leave for their backward beside tensors (``nvte.Pass.call``)."""
     delayed_weights: DelayedWeights | None = None
 
@@ -140,16 +140,16 @@ class Call:
         names, key, slots = region.call_inputs, self.call_inputs.key(region.call_inputs), tuple(scales)
         args, arg_spec = _flat(plan, self.args, region.args)
         taken, border = way.into(region)
-        notes = self.notes
+        call_state = self.call_state
         inputs, sizes = pack(taken, args=args, call_inputs=self.call_inputs.leaves(names), scaling=[*scales.values()])
 
         def program(leaves: list[Any]) -> tuple[list[Any], _ForwardStatic]:
             came = unpack(leaves, sizes)
-            values = put_together(names, key, came.call_inputs)
-            held = dict(zip(slots, came.scaling, strict=True))
+            values = unflatten_call_inputs(names, key, came.call_inputs)
+            scales = dict(zip(slots, came.scaling, strict=True))
             x, *sides = border.opened(came.passing)
             assert x is not None
-            result = run_forward(plan, region, x, unflatten(came.args, arg_spec), values, held, sides, notes)
+            result = run_forward(plan, region, x, unflatten(came.args, arg_spec), values, scales, sides, call_state)
             passed, sent = packed(result.y, _left(result.sides))
             saved, spec = flatten([tensor for ctx in result.contexts for tensor in ctx.values()])
             results, sizes_out = pack(passed, saved=saved, scaling=[*result.amaxes.values()])
@@ -201,7 +201,7 @@ class Call:
         names, call_inputs_key, slots = region.call_inputs, self.call_inputs.key(region.call_inputs), tuple(scales)
         places = [place for place in self.main_grads if region.args.start <= place < region.args.stop]
         taken, border = way.into(region)
-        notes, in_place = self.notes, executor.in_place
+        call_state, in_place = self.call_state, executor.in_place
         own = _taken_from_end(saved, len(saved) if last else sum(map(leaf_count, spec)))
         main_grads = [self.main_grads[place] for place in places]
         inputs, sizes = pack(taken, saved=own, call_inputs=self.call_inputs.leaves(names), grads=main_grads, scaling=[*scales.values()])
@@ -209,16 +209,16 @@ class Call:
         def program(leaves: list[Any]) -> tuple[list[Any], _BackwardStatic]:
             came = unpack(leaves, sizes)
             leaves.clear()
-            values = put_together(names, call_inputs_key, came.call_inputs)
+            values = unflatten_call_inputs(names, call_inputs_key, came.call_inputs)
             so_far = [make_nvte_tensor(leaf) for leaf in came.grads]
             sums = {plan.arg_slots[place]: x if in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
-            held = dict(zip(slots, came.scaling, strict=True))
+            scales = dict(zip(slots, came.scaling, strict=True))
             tensors = unflatten(came.saved, spec)[::-1]
             contexts = [{name: tensors.pop() for name in ctx} for ctx in context_keys]
             dy, *sides = border.opened(came.passing)
             assert dy is not None
             del came  # each tensor goes when the pass has used it
-            result = run_backward(plan, region, contexts, dy, values, held, sums, sides, notes)
+            result = run_backward(plan, region, contexts, dy, values, scales, sums, sides, call_state)
             dx = result.dx
             if last and dx is not None and is_quantized_type(dx.type):
                 dx = dequantize(dx, plan.activation)
@@ -293,7 +293,7 @@ def infer(
     snapshot: Snapshot | None,
     caches: Mapping[int, KVCache] | None = None,
     extra: Sequence[torch.Tensor] = (),
-    notes: dict[Any, Any] | None = None,
+    call_state: dict[Any, Any] | None = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The inference pass of a plan: y and the side values that the caller gets; and the new caches, k and v of each in turn, of an executor that does
     not write in place, as another adds to the caches as they are. ``params``: by ``QuantizedWeights.prepare``, ``caches`` by the positions of their
@@ -302,7 +302,7 @@ def infer(
     grown: list[torch.Tensor] = []
     for region in plan.inferred:
         own = {position: cache for position, cache in caches.items() if region.start <= position < region.stop} if caches else {}
-        grown += _infer(plan, region, _for(region, executor), way, params, call_inputs, snapshot, own, notes)
+        grown += _infer(plan, region, _for(region, executor), way, params, call_inputs, snapshot, own, call_state)
     return [_result(way, plan), *_outputs(way, plan)], [] if executor.in_place else grown
 
 
@@ -315,11 +315,11 @@ def _infer(
     call_inputs: CallInputs,
     snapshot: Snapshot | None,
     caches: Mapping[int, KVCache],
-    notes: dict[Any, Any] | None,
+    call_state: dict[Any, Any] | None,
 ) -> list[torch.Tensor]:
     """Run the inference of a region: the tensors of its caches with what it has added, k and v of each in turn."""
     args, arg_spec = _flat(plan, params, region.args)
-    cached, cache_key = _take_apart(caches) if caches else ([], ())
+    cached, cache_key = _flatten_caches(caches) if caches else ([], ())
     scales = _read(snapshot, region.scales)
     names, key, slots, in_place = region.call_inputs, call_inputs.key(region.call_inputs), tuple(scales), executor.in_place
     taken, border = way.into(region)
@@ -327,14 +327,14 @@ def _infer(
 
     def program(leaves: list[Any]) -> tuple[list[Any], tuple[Places, Border]]:
         came = unpack(leaves, sizes)
-        values = put_together(names, key, came.call_inputs)
+        values = unflatten_call_inputs(names, key, came.call_inputs)
         cache = _cache_of(cache_key, came.caches)
-        held = dict(zip(slots, came.scaling, strict=True))
+        scales = dict(zip(slots, came.scaling, strict=True))
         x, *sides = border.opened(came.passing)
         assert x is not None
-        y, left = run_inference(plan, region, x, unflatten(came.args, arg_spec), values, held, cache, sides, notes)
+        y, left = run_inference(plan, region, x, unflatten(came.args, arg_spec), values, scales, cache, sides, call_state)
         passed, sent = packed(y, _left(left))
-        grown = [] if in_place else [tensor.data for held in cache.values() for tensor in (held.k, held.v)]
+        grown = [] if in_place else [tensor.data for entry in cache.values() for tensor in (entry.k, entry.v)]
         results, sizes_out = pack(passed, caches=grown)
         return results, (places_of(sizes_out), sent)
 
@@ -364,7 +364,7 @@ def _outputs(way: OnTheWay, plan: Plan) -> list[torch.Tensor]:
     return [side.data for side in sides if side is not None]
 
 
-def _take_apart(caches: Mapping[int, KVCache]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+def _flatten_caches(caches: Mapping[int, KVCache]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
     """The tensors of caches that share their page table and lengths, and what they are known by: the positions, and the shape of the pages."""
     one = next(iter(caches.values()))
     leaves = [one.page_table.data, one.starts.data, one.cu_lengths.data]

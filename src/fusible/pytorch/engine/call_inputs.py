@@ -12,7 +12,7 @@ from fusible.compute_pipeline import Plan
 from fusible.nvte import DType, Sequences, Tensor, make_nvte_tensor
 from fusible.pytorch.engine.batch import Batch, read_batch
 
-__all__ = ["CallInputs", "NO_CALL_INPUTS", "call_input_values", "draw_seed", "of_mask", "of_tokens", "put_together"]
+__all__ = ["CallInputs", "NO_CALL_INPUTS", "call_input_values", "draw_seed", "of_mask", "of_tokens", "unflatten_call_inputs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class CallInputs:
 NO_CALL_INPUTS = CallInputs({}, {})
 
 
-def put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:
+def unflatten_call_inputs(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:
     """The inverse of ``CallInputs``, of tensors that may be another framework's, for values of these names."""
     values: dict[str, Any] = {}
     for name, static, leaf in zip(names, key, leaves, strict=True):
@@ -69,10 +69,10 @@ def call_input_values(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: to
     return call_inputs
 
 
-def of_tokens(value: torch.Tensor, apart: bool, batch: Batch, shape: torch.Size) -> torch.Tensor:
+def of_tokens(value: torch.Tensor, keeps_padding: bool, batch: Batch, shape: torch.Size) -> torch.Tensor:
     """A side value of a batch whose input came in ``shape``. Where it has a row for each row of the input, the rows of padding are left out; one that
-    is ``apart`` is returned as it came."""
-    return value if apart or value.shape[:-1] != shape[:-1] else batch.tokens(value)
+    ``keeps_padding`` is returned as it came."""
+    return value if keeps_padding or value.shape[:-1] != shape[:-1] else batch.tokens(value)
 
 
 def of_mask(mask: torch.Tensor) -> torch.Tensor:

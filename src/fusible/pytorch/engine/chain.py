@@ -49,7 +49,7 @@ class Passage:
         check_extra_inputs(sum([_extra_inputs(part) for part in parts]), len(extra), title)
         self.y: Any = x
         self._left, self._call = list(extra), call
-        self._given: list[torch.Tensor] = []
+        self._outputs: list[torch.Tensor] = []
         self._has_padding = call.seq_lens is not None
 
     def through(self, part: Any) -> None:
@@ -58,8 +58,8 @@ class Passage:
             count = _extra_inputs(part)
             taken, self._left = self._left[:count], self._left[count:]
             result = part.in_chain(self.y, taken, self._call)
-            self.y, *given = result if isinstance(result, tuple) else (result,)
-            self._given += given
+            self.y, *outputs = result if isinstance(result, tuple) else (result,)
+            self._outputs += outputs
             cleared = part.clears_padding
         else:
             self.y, cleared = part(self.y), False
@@ -68,7 +68,7 @@ class Passage:
     def result(self) -> Any:
         """What the container returns: ``y``, with zeros for padding, or a tuple of it and the extra outputs."""
         y = without_padding(self.y, self._call.seq_lens) if self._has_padding else self.y
-        return (y, *self._given) if self._given else y
+        return (y, *self._outputs) if self._outputs else y
 
 
 def go_through(passage: Passage, parts: Sequence[Any]) -> Any:

@@ -101,8 +101,8 @@ def traced_call(
     if cache is not None:
         raise ArgumentError(expected("no cache", of="a call that torch.compile traces", got="a KVCache", do="call the model as it is"))
     x = activation_of(x)
-    held = [parameter_of(holder, name) for holder, names in holders for name in names]
-    args = [tensor for tensor in held if not isinstance(tensor, QuantizedTensor)]
+    parameters = [parameter_of(holder, name) for holder, names in holders for name in names]
+    args = [tensor for tensor in parameters if not isinstance(tensor, QuantizedTensor)]
     training = [holder.training for holder, _ in holders]
     wanted = [t.requires_grad for t in (x, *args, *extra)] if torch.is_grad_enabled() else []  # pyright: ignore[reportOptionalMemberAccess]
     if True not in wanted:
@@ -153,10 +153,10 @@ def _plan_of(
     runner: PipelineRunner, x: torch.Tensor, args: Sequence[torch.Tensor], extra: Sequence[torch.Tensor], context: str, wanted: Sequence[bool]
 ) -> Plan:
     """The plan of a call, by what was traced: tensors inside a compiled program know nothing of gradients."""
-    flags, given = iter(wanted or [False] * (1 + len(args) + len(extra))), iter(args)
+    flags, plain_args = iter(wanted or [False] * (1 + len(args) + len(extra))), iter(args)
     like = _Like.of(x, next(flags))
     registered = runner.registered()
-    likes = [own if isinstance(own, QuantizedTensor) else _Like.of(next(given), next(flags)) for own in registered]
+    likes = [own if isinstance(own, QuantizedTensor) else _Like.of(next(plain_args), next(flags)) for own in registered]
     sides = [_Like.of(value, next(flags)) for value in extra]
     with no_dispatch():
         plan = runner.plan(like, likes, autocast_of(context), bool(wanted), sides)
@@ -195,8 +195,8 @@ def _forward(
     """y, and where gradients are ``wanted`` (of x, of each of ``args`` and of ``extra``) the ticket of what is kept for backward."""
     runner = _runner_of(name)
     plan = _plan_of(runner, x, args, extra, context, wanted)
-    given_args = iter(args)
-    params = [own if isinstance(own, QuantizedTensor) else _own(own, next(given_args)) for own in runner.registered()]
+    plain_args = iter(args)
+    params = [own if isinstance(own, QuantizedTensor) else _own(own, next(plain_args)) for own in runner.registered()]
     batch = read_batch(x, seq_lens) if runner.batched or runner.sequenced or seq_lens is not None else None
     rows = x if batch is None else batch.x
     if batch is not None and extra:
@@ -232,20 +232,20 @@ def _own(own: torch.Tensor | None, arg: torch.Tensor) -> torch.Tensor:
 def _deduplicate(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results, contiguous and with memory of their own: an operator may not give back an input, nor one tensor twice."""
     taken = {value.untyped_storage().data_ptr() for value in inputs}
-    apart = []
+    distinct = []
     for result in results:
         result = result.detach().contiguous()
         if result.untyped_storage().data_ptr() in taken:
             result = result.clone()
         taken.add(result.untyped_storage().data_ptr())
-        apart.append(result)
-    return apart
+        distinct.append(result)
+    return distinct
 
 
 def _protect(kept: _Kept, params: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> None:
     """Copy what is kept of the operator's inputs and outputs: the compiler knows nothing of it, and uses their memory again. Parameters stay."""
-    held = [tensor for param in params if param.is_leaf for tensor in _memories(param)]
-    own = {tensor.untyped_storage().data_ptr(): tensor for tensor in held}
+    memories = [tensor for param in params if param.is_leaf for tensor in _memories(param)]
+    own = {tensor.untyped_storage().data_ptr(): tensor for tensor in memories}
     theirs = {value.untyped_storage().data_ptr() for value in seen}.difference(own)
     kept.versions = []
     for saved in kept.saved:
@@ -270,8 +270,8 @@ def _ticket(kept: _Kept) -> torch.Tensor:
 
 
 @_forward.register_fake
-def _(x: torch.Tensor, *given: Any) -> list[torch.Tensor]:
-    args, extra, _, _, name, context, wanted = given
+def _(x: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    args, extra, _, _, name, context, wanted = arguments
     plan = _plan_of(_runner_of(name), x, args, extra, context, wanted)
     assert plan.out_width is not None
     dtype = te_to_torch_dtype(element(plan.ops[-1].y_dtype)) if plan.ops else x.dtype
@@ -293,9 +293,9 @@ def _through(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
     (ticket,) = ctx.saved_tensors
     sizes = [size for shape in ctx.shapes for size in (len(shape), *shape)]
     found = iter(torch.ops.fusible.pipeline_backward(ticket, grads[0], ctx.wanted, sizes, ctx.dtypes))
-    given = [next(found) if wanted else None for wanted in ctx.wanted]
+    gradients = [next(found) if wanted else None for wanted in ctx.wanted]
     count = 1 + ctx.counts[0]
-    return given[0], given[1:count], given[count:], *[None] * 5
+    return gradients[0], gradients[1:count], gradients[count:], *[None] * 5
 
 
 _forward.register_autograd(_through, setup_context=_setup_context)

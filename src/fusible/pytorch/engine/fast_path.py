@@ -43,7 +43,7 @@ class FastPathCall:
         saved.clear()
         found, there = self._executor((region, "backward"), program, inputs)
         grads = iter(found)
-        dx, *of_args = [next(grads) if given else None for given in there]
+        dx, *of_args = [next(grads) if present else None for present in there]
         return dx, of_args
 
 

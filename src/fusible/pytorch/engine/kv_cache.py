@@ -38,8 +38,8 @@ class KVCache:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> None:
-        given = {"sequences": sequences, "capacity": capacity, "page_size": page_size, "pages": pages}
-        for name, value in given.items():
+        sizes = {"sequences": sequences, "capacity": capacity, "page_size": page_size, "pages": pages}
+        for name, value in sizes.items():
             if value is not None and value < 1:
                 raise ArgumentError(expected("at least 1", of=f"{name} of a KVCache", got=value, do="give a positive number"))
         self.page_size = page_size or capacity
@@ -50,7 +50,7 @@ class KVCache:
         self._lengths = [0] * sequences
         self._free = list(range(pages if pages is not None else sequences * self.pages_per_sequence))[::-1]
         self._pages = len(self._free)
-        self._held: list[list[int]] = [[] for _ in range(sequences)]
+        self._pages_of: list[list[int]] = [[] for _ in range(sequences)]
         self._further: dict[int, int] = {}  # of a page that several sequences hold, how many do beside the first
         self._layers: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -67,8 +67,8 @@ class KVCache:
     def advance(self, seq_lens: Sequence[int] | torch.Tensor) -> None:
         """Count in the tokens of the last call. Raises ``ArgumentError`` for more than that call had room for."""
         new = self._checked(seq_lens)
-        for length, count, held in zip(self._lengths, new, self._held, strict=True):
-            if length + count > len(held) * self.page_size:
+        for length, count, pages in zip(self._lengths, new, self._pages_of, strict=True):
+            if length + count > len(pages) * self.page_size:
                 got = f"{count}, which no call computed"
                 raise ArgumentError(expected("the seq_lens of the last call", of="advance", got=got, do="call the model first"))
         self._lengths = [length + count for length, count in zip(self._lengths, new, strict=True)]
@@ -78,15 +78,15 @@ class KVCache:
         if not 0 <= length <= self._lengths[index]:
             raise ArgumentError(expected(f"at most the {self._lengths[index]} tokens of it", of="truncate", got=length, do="give a smaller length"))
         kept = -(-length // self.page_size)
-        lengths, held, free, further = list(self._lengths), [list(pages) for pages in self._held], list(self._free), dict(self._further)
+        lengths, pages_of, free, further = list(self._lengths), [list(pages) for pages in self._pages_of], list(self._free), dict(self._further)
         lengths[index] = length
-        for page in held[index][kept:][::-1]:
+        for page in pages_of[index][kept:][::-1]:
             _let_go(page, free, further)
-        del held[index][kept:]
-        if length % self.page_size and further.get(held[index][-1]):
-            held[index][-1] = self._copied(held[index][-1], free, further)
+        del pages_of[index][kept:]
+        if length % self.page_size and further.get(pages_of[index][-1]):
+            pages_of[index][-1] = self._copied(pages_of[index][-1], free, further)
         # At once: an interrupt finds all of it or nothing.
-        vars(self).update(_lengths=lengths, _held=held, _free=free, _further=further)
+        vars(self).update(_lengths=lengths, _pages_of=pages_of, _free=free, _further=further)
 
     def share(self, index: int, source: int, length: int) -> int:
         """Let the empty sequence ``index`` begin with the first ``length`` tokens of ``source``, as far as they fill pages: how many these are.
@@ -98,22 +98,22 @@ class KVCache:
             wanted = f"at most the {self._lengths[source]} tokens of sequence {source} for an empty one"
             raise ArgumentError(expected(wanted, of="share", got=got, do="truncate the sequence first"))
         self.truncate(index)  # what a call that failed has set aside
-        pages = self._held[source][: length // self.page_size]
-        lengths, held, further = list(self._lengths), list(self._held), dict(self._further)
-        lengths[index], held[index] = len(pages) * self.page_size, list(pages)
+        pages = self._pages_of[source][: length // self.page_size]
+        lengths, pages_of, further = list(self._lengths), list(self._pages_of), dict(self._further)
+        lengths[index], pages_of[index] = len(pages) * self.page_size, list(pages)
         further.update({page: further.get(page, 0) + 1 for page in pages})
-        vars(self).update(_lengths=lengths, _held=held, _further=further)
+        vars(self).update(_lengths=lengths, _pages_of=pages_of, _further=further)
         return lengths[index]
 
     def shares(self, index: int, position: int) -> bool:
         """Whether another sequence too holds the page of the token at ``position`` of sequence ``index``."""
-        return self._held[index][position // self.page_size] in self._further
+        return self._pages_of[index][position // self.page_size] in self._further
 
     def free_pages(self, without: Iterable[int] = ()) -> int:
         """How many pages no sequence holds, but those ``without`` which it is asked."""
         gone = frozenset(without)
-        held = [pages for index, pages in enumerate(self._held) if index not in gone]
-        return self._pages - (len(set().union(*held)) if self._further else sum(map(len, held)))
+        pages_of = [pages for index, pages in enumerate(self._pages_of) if index not in gone]
+        return self._pages - (len(set().union(*pages_of)) if self._further else sum(map(len, pages_of)))
 
     def _copied(self, page: int, free: list[int], further: dict[int, int]) -> int:
         """A page of one's own in the place of one that others hold too."""
@@ -135,8 +135,8 @@ class KVCache:
         """
         for kept in plan.caches.values():
             if kept.type is not None and nvte.te_to_torch_dtype(nvte.element(kept.type)) is not self.dtype:
-                held, do = str(self.dtype).removeprefix("torch."), "cast x, or make a KVCache of the type that attention computes in"
-                raise DTypeError(expected(f"{held}, as the KVCache is", of="x of a call with a cache", got=str(nvte.element(kept.type)), do=do))
+                dtype, do = str(self.dtype).removeprefix("torch."), "cast x, or make a KVCache of the type that attention computes in"
+                raise DTypeError(expected(f"{dtype}, as the KVCache is", of="x of a call with a cache", got=str(nvte.element(kept.type)), do=do))
         if any(self._lengths) and any((owner, position) not in self._layers for position in plan.caches):
             got, do = "another, a copy, or one that was rebuilt", "go on with that model as it was, or begin with a cache of its own"
             raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got=got, do=do))
@@ -145,7 +145,7 @@ class KVCache:
         new = torch.tensor(checked, dtype=torch.int32)
         starts = torch.tensor(self._lengths, dtype=torch.int32)
         cu_lengths = torch.cat([torch.zeros(1, dtype=torch.int32), (starts + new).cumsum(0, dtype=torch.int32)])
-        page_table = torch.tensor([held + [0] * (self.pages_per_sequence - len(held)) for held in self._held], dtype=torch.int32)
+        page_table = torch.tensor([pages + [0] * (self.pages_per_sequence - len(pages)) for pages in self._pages_of], dtype=torch.int32)
         shared = [Tensor(t.to(self.device), DType.Int32) for t in (page_table, starts, cu_lengths)]
         return {position: nvte.KVCache(*self._layer((owner, position), kept), *shared) for position, kept in plan.caches.items()}
 
@@ -175,22 +175,22 @@ class KVCache:
         if max(ends) > self.capacity:
             got = f"{max(ends)} of sequence {ends.index(max(ends))}"
             raise ArgumentError(expected(f"at most {self.capacity} tokens", of="a KVCache", got=got, do="make one of a larger capacity"))
-        missing = [max(0, -(-end // self.page_size) - len(held)) for end, held in zip(ends, self._held, strict=True)]
+        missing = [max(0, -(-end // self.page_size) - len(pages)) for end, pages in zip(ends, self._pages_of, strict=True)]
         if sum(missing) > len(self._free):
             wanted, got = f"{sum(missing)} free pages of {self.page_size} tokens", f"{len(self._free)} of {self._pages}"
             raise ArgumentError(expected(wanted, of="a KVCache", got=got, do="truncate a sequence that has ended, or make one with more pages"))
         if any(missing):
-            free, held = list(self._free), [list(pages) for pages in self._held]
-            for pages, count in zip(held, missing, strict=True):
+            free, pages_of = list(self._free), [list(pages) for pages in self._pages_of]
+            for pages, count in zip(pages_of, missing, strict=True):
                 pages += [free.pop() for _ in range(count)]
-            vars(self).update(_held=held, _free=free)
+            vars(self).update(_pages_of=pages_of, _free=free)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         """A cache of the same model, whose tokens go another way from here."""
         other = memo[id(self)] = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._lengths, other._free = list(self._lengths), list(self._free)
-        other._held = [list(pages) for pages in self._held]
+        other._pages_of = [list(pages) for pages in self._pages_of]
         other._further = dict(self._further)
         other._layers = {key: tuple(tensor.clone() for tensor in pair) for key, pair in self._layers.items()}  # pyright: ignore
         return other

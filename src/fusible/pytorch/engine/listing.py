@@ -173,7 +173,7 @@ class Listing:
         elif isinstance(value, Quantizer) and value._value_key() is not None:
             return self._constant(value)  # it has no state
         elif isinstance(value, nvte.STORAGES):
-            parts, spec = nvte.take_apart(value)
+            parts, spec = nvte.flatten_storage(value)
             make = partial(_make_storage, spec)
         else:
             raise _Unreplayable
@@ -196,4 +196,4 @@ def _make_delayed(dtype: Any, rowwise: bool, columnwise: bool, internal: bool, s
 
 
 def _make_storage(spec: nvte.StorageSpec | nvte.Shell, *parts: Any) -> Any:
-    return nvte.put_together(iter(parts), spec)
+    return nvte.unflatten_storage(iter(parts), spec)

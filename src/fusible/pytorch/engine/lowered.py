@@ -63,13 +63,13 @@ def exporting(model: nn.Module, unneeded: Sequence[tuple[nn.Module, str]] = ()) 
     ``ArgumentError`` for a parameter that has no codes and scales."""
     parameters = {module: dict(module._parameters) for module in model.modules()}
     buffers = {module: dict(module._buffers) for module in parameters}
-    held = [(module, name, p) for module, own in parameters.items() for name, p in own.items() if isinstance(p, QuantizedTensor)]
-    found = [(module, name, constants_of(parameter)) for module, name, parameter in held]
+    quantized = [(module, name, p) for module, own in parameters.items() for name, p in own.items() if isinstance(p, QuantizedTensor)]
+    found = [(module, name, constants_of(parameter)) for module, name, parameter in quantized]
     token = _model.set(_Model(parameters, {(module, name): constants["block"] for module, name, constants in found}))
     try:
         for module, name, constants in found:
             module._buffers.update({f"{name}_{part}": value for part, value in constants.items() if isinstance(value, torch.Tensor)})
-        for module, name in (*unneeded, *((module, name) for module, name, _ in held)):
+        for module, name in (*unneeded, *((module, name) for module, name, _ in quantized)):
             module._parameters[name] = None
         yield
     finally:

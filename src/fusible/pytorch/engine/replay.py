@@ -6,7 +6,7 @@ them, are the program; what ops, nvte and dispatch did around them in Python nee
 A replay is a Python function written for its list, a line a call, so that between two calls there is no more than Python takes from one line to the
 next: 0.1 us, where a loop over the list takes 1.2. Where the inputs lie as they did when they were listed, kernels are called by what their backends
 made of these calls beforehand (``fusible.tex.interface.specialize``), and those that are native kernels and no more run as one native program
-(``engine.native_stretches``).
+(``engine.native_programs``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fusible.pytorch.engine.native_stretches import with_native_stretches
+from fusible.pytorch.engine.native_programs import with_native_programs
 from fusible.pytorch.engine.steps import Run, Step, taken, written
 from fusible.tex.backends.cpu import layouts
 
@@ -62,7 +62,7 @@ class Replay:
     @functools.cached_property
     def _run_specialized(self) -> Run:
         specialized = taken([step.as_specialized() for step in self.steps], self.outputs)
-        return written(with_native_stretches(specialized, self.outputs), self._constants, range(self._inputs), self.outputs)
+        return written(with_native_programs(specialized, self.outputs), self._constants, range(self._inputs), self.outputs)
 
 
 def layout_of(inputs: list[Any]) -> bytes | None:

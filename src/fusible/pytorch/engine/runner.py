@@ -89,7 +89,7 @@ class PipelineRunner(ChainPart):
         self._shares = _shares_of(self._owners)
         self._amax_group = next((b.module.amax_group for b in self.bound if getattr(b.module, "amax_group", None) is not None), None)
         self._accumulating = [i for i, (module, name) in enumerate(self._owners) if name in getattr(module, "accumulating_parameters", ())]
-        self._apart = frozenset(name for op in self.pipeline.ops if op.rows_apart for name in op.side_inputs)
+        self._keep_padding = frozenset(name for op in self.pipeline.ops if op.sides_keep_padding for name in op.side_inputs)
         named = [dict(zip(op.side_names, op.side_inputs, strict=True)) for op in self.pipeline.ops if isinstance(op, AttentionOperands)]
         self._masks = {names["mask"]: "kv" not in names for names in named if "mask" in names}
         """By the name of a mask that comes from the caller: whether its keys are those of x."""
@@ -135,12 +135,12 @@ class PipelineRunner(ChainPart):
             check_extra_inputs(len(self.sides), len(extra_inputs), self.title)
 
     def _run_batch(
-        self, batch: Batch, shape: torch.Size, extra: Sequence[torch.Tensor], notes: dict[Any, Any], cache: KVCache | None
+        self, batch: Batch, shape: torch.Size, extra: Sequence[torch.Tensor], call_state: dict[Any, Any], cache: KVCache | None
     ) -> Sequence[torch.Tensor]:
         """``run`` of the tokens of a batch that came in ``shape``. Extra tensors with a row for each row of the input have the batch's form too."""
         if cache is not None:
             check_cache(cache)
-        y, *outputs = self.run(batch.x, self.rows_of(extra, batch, shape, cache), notes, batch, cache)
+        y, *outputs = self.run(batch.x, self.rows_of(extra, batch, shape, cache), call_state, batch, cache)
         if not outputs:
             return (batch.restore(y),)
         rows = batch.x.shape[:1]
@@ -149,7 +149,7 @@ class PipelineRunner(ChainPart):
     @property
     def has_own_rows(self) -> bool:
         """Whether every side value is a tensor of its own, and has no row for each row of the input."""
-        return self._apart.issuperset(self.sides)
+        return self._keep_padding.issuperset(self.sides)
 
     def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size, cache: KVCache | None = None) -> list[torch.Tensor]:
         """The side values of a batch that came in ``shape``, as its pass takes them."""
@@ -158,7 +158,7 @@ class PipelineRunner(ChainPart):
         if self._masks and batch.seq_lens is not None:
             self._check_masks(extra, batch, batch.max_seqlen if cache is None else _longest(cache, batch.seq_lens))
         values = [of_mask(value) if name in self._masks else value for name, value in zip(self.sides, extra, strict=True)]
-        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, values, strict=True)]
+        return [of_tokens(value, name in self._keep_padding, batch, shape) for name, value in zip(self.sides, values, strict=True)]
 
     def _check_masks(self, extra: Sequence[torch.Tensor], batch: Batch, keys: int) -> None:
         """Raise ``ShapeError`` for a mask with fewer queries, or keys of x's own, than the longest sequence has: a compiled program serves many
@@ -176,12 +176,12 @@ class PipelineRunner(ChainPart):
         self,
         x: torch.Tensor,
         extra: Sequence[torch.Tensor],
-        notes: dict[Any, Any],
+        call_state: dict[Any, Any],
         batch: Batch | None = None,
         cache: KVCache | None = None,
     ) -> Sequence[torch.Tensor]:
-        """y and the side values ``outputs`` for ``x [*, width]`` and the side values ``sides``. ``notes``: of ``Call``. ``batch``: how the rows of
-        ``x`` are sequences, for ops that look at it."""
+        """y and the side values ``outputs`` for ``x [*, width]`` and the side values ``sides``. ``call_state``: of ``Call``. ``batch``: how the rows
+        of ``x`` are sequences, for ops that look at it."""
         if transforms_active():
             check_transforms(self.called, (x, *extra))
         if isinstance(x, QuantizedTensor):
@@ -191,7 +191,7 @@ class PipelineRunner(ChainPart):
         if is_in_force_on(x):
             x = activation_of(x)
             with without_torch_autocast(x.device.type):
-                return self.run(x, extra, notes, batch, cache)
+                return self.run(x, extra, call_state, batch, cache)
         if x.layout is not torch.strided:
             check_dense(x, f"{self.argument} of {self.title}")
         if extra:
@@ -203,13 +203,13 @@ class PipelineRunner(ChainPart):
         context = self._context_of_call(repeated)
         args = self.parameters()
         with_grad = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in (x, *args, *extra)]
-        plan = self.plan(x, args, context, with_grad, extra, frozenset([position for _, position in notes]) if notes else NOT_CALLED)
+        plan = self.plan(x, args, context, with_grad, extra, frozenset([position for _, position in call_state]) if call_state else NOT_CALLED)
         if not with_grad:
-            return self.infer(plan, context, x, args, batch, None, extra, notes, cache)
+            return self.infer(plan, context, x, args, batch, None, extra, call_state, cache)
         if cache is not None:
             got = "a call that records gradients"
             raise ArgumentError(expected("torch.no_grad()", of="a call with a cache", got=got, do="call the model inside it"))
-        call = self.begin(plan, context, x, args, batch, None, notes)
+        call = self.begin(plan, context, x, args, batch, None, call_state)
         y: Any = x
         for index, segment in enumerate(plan.segments):
             y = PipelineFunction.apply(call, index, y, *args[segment.args], *extra)
@@ -242,7 +242,7 @@ class PipelineRunner(ChainPart):
         batch: Batch | None,
         seed: torch.Tensor | None,
         extra: Sequence[torch.Tensor],
-        notes: dict[Any, Any],
+        call_state: dict[Any, Any],
         cache: KVCache | None = None,
     ) -> Sequence[torch.Tensor]:
         """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
@@ -253,7 +253,7 @@ class PipelineRunner(ChainPart):
         snapshot = self._snapshot(plan, context, x.device, inference=True)
         caches = self._caches(plan, batch, cache) if cache is not None else None
         params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
-        outputs, grown = infer(plan, self.executor, x, params, call_inputs, snapshot, caches, extra, notes)
+        outputs, grown = infer(plan, self.executor, x, params, call_inputs, snapshot, caches, extra, call_state)
         if cache is not None and caches and grown:
             cache.replace(self, caches, grown)
         return outputs
@@ -266,7 +266,7 @@ class PipelineRunner(ChainPart):
         args: Sequence[torch.Tensor],
         batch: Batch | None,
         seed: torch.Tensor | None,
-        notes: dict[Any, Any],
+        call_state: dict[Any, Any],
     ) -> Call | FastPathCall:
         """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
         call_inputs = CallInputs.of(call_input_values(plan, x, batch, seed)) if plan.call_inputs else NO_CALL_INPUTS
@@ -282,7 +282,9 @@ class PipelineRunner(ChainPart):
         delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group or self._amax_group) if snapshot is not None else None
         if delayed is not None:
             amaxes |= delayed.amaxes()
-        return Call(plan, params, self.executor, call_inputs, self.scaling, snapshot, main_grads, amaxes, notes=notes, delayed_weights=delayed)
+        return Call(
+            plan, params, self.executor, call_inputs, self.scaling, snapshot, main_grads, amaxes, call_state=call_state, delayed_weights=delayed
+        )
 
     def commit(self, call: Call | FastPathCall) -> None:
         """All segments of a call have been run: what they saw is observed."""

@@ -228,8 +228,8 @@ class ScalingOwner:
             raise CheckpointError(expected("the tensors of save", of="a saved scaling state", got=f"otherwise: {got}", do="use an intact checkpoint"))
         read: dict[str, Any] = {}
         for name, slots in (("forward", self.layout.forward), ("backward", self.layout.backward)):
-            held = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
-            read[name] = ScalingState.from_tensors(held, slots, name)
+            fields = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
+            read[name] = ScalingState.from_tensors(fields, slots, name)
         read["open"] = bool(tensors["open"].any())
         return read
 

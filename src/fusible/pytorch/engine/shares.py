@@ -39,22 +39,22 @@ class Share:
         return cls((name,), (None,), (False,))
 
 
-Held = tuple[Any, Share]
+ModuleShare = tuple[Any, Share]
 """A module, and how it holds a parameter that its op takes."""
 
 
-def localized(held: Sequence[Held]) -> list[torch.Tensor]:
-    """What the ops take as parameters, for each that is ``held``; autograd carries their gradients back."""
-    parameters = [parameter_of(module, name) for module, share in held for name in share.names]
-    shares = [share for _, share in held]
+def localized(module_shares: Sequence[ModuleShare]) -> list[torch.Tensor]:
+    """What the ops take as parameters, for each of ``module_shares``; autograd carries their gradients back."""
+    parameters = [parameter_of(module, name) for module, share in module_shares for name in share.names]
+    shares = [share for _, share in module_shares]
     return list(_Localized.apply(shares, *parameters)) if torch.is_grad_enabled() else _local(shares, parameters)  # type: ignore[no-untyped-call]
 
 
-def gradient_sums(held: Sequence[Held], wanted: Sequence[bool]) -> list[tuple[str, int]]:
+def gradient_sums(module_shares: Sequence[ModuleShare], wanted: Sequence[bool]) -> list[tuple[str, int]]:
     """The messages by which gradients are summed after backward: the names of the parameters, and the bytes of each. ``wanted``: whether anyone needs
-    the gradient of each that is ``held``."""
+    the gradient of each of ``module_shares``."""
     found: defaultdict[tuple[Any, ...], list[tuple[str, int]]] = defaultdict(list)
-    for (module, share), grad in zip(held, wanted, strict=True):
+    for (module, share), grad in zip(module_shares, wanted, strict=True):
         for name, summed in zip(share.names, share.summed, strict=True):
             if summed and grad:
                 parameter = _of_process(module._parameters[name])
@@ -99,7 +99,7 @@ class _Localized(torch.autograd.Function):
                 of_parameters += [None] * len(own)
                 continue
             grad = grad if share.factor == 1 else grad * share.factor
-            for piece, summed in zip(_apart(grad, own, share.lines), share.summed, strict=True):
+            for piece, summed in zip(_split_gradient(grad, own, share.lines), share.summed, strict=True):
                 if summed:
                     sums[share.group, grad.dtype, grad.device].append(len(of_parameters))
                 of_parameters.append(piece)
@@ -131,7 +131,7 @@ class _Form:
         return kind(grad, layout, requires_grad=False)
 
 
-def _apart(grad: torch.Tensor, forms: Sequence[_Form], lines: Sequence[tuple[int, int] | None]) -> list[torch.Tensor]:
+def _split_gradient(grad: torch.Tensor, forms: Sequence[_Form], lines: Sequence[tuple[int, int] | None]) -> list[torch.Tensor]:
     """The gradient of what parameters were joined to, as those of the parameters; 0 for lines that the process did not take."""
     sizes = [form.shape[0] if taken is None else taken[1] - taken[0] for form, taken in zip(forms, lines, strict=True)]
     pieces = grad.split(sizes) if len(sizes) > 1 else [grad]

@@ -98,10 +98,10 @@ class QuantizedWeights:
     """
 
     def __init__(self) -> None:
-        self._held: dict[QuantizedArg, WeightCopy] = {}
+        self._copies: dict[QuantizedArg, WeightCopy] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_held": {}}
+        return {"_copies": {}}
 
     def prepare(
         self, plan: Plan, args: Sequence[torch.Tensor], snapshot: Snapshot | None, executor: Executor
@@ -115,7 +115,7 @@ class QuantizedWeights:
         for arg in plan.quantized_args:
             parameter = args[arg.place]
             if isinstance(parameter, QuantizedTensor):
-                params[arg.place] = _as_it_is(parameter, arg.held)
+                params[arg.place] = _as_it_is(parameter, arg.stored)
             else:
                 copied.append(arg)
         return params, self._copy(plan, copied, params, args, snapshot, executor) if copied else {}
@@ -131,29 +131,29 @@ class QuantizedWeights:
     ) -> dict[str, torch.Tensor]:
         """Put the copies of the parameters ``wanted`` into ``params``: those that are there, and new ones of what has changed. Their amaxes, by
         slot."""
-        held = self._held  # read once, and replaced as a whole: another thread may be here too
+        copies = self._copies  # read once, and replaced as a whole: another thread may be here too
         looks = {arg: _look(args[arg.place], arg, snapshot) for arg in wanted}
-        again = {arg for arg, look in looks.items() if look is not None and arg in held and held[arg].look == look}
+        again = {arg for arg, look in looks.items() if look is not None and arg in copies and copies[arg].look == look}
         frozen = current_frozen_weights()
-        sure = {arg for arg in again if frozen.vouches_for(held[arg])} if frozen is not None else set[QuantizedArg]()
+        sure = {arg for arg in again if frozen.vouches_for(copies[arg])} if frozen is not None else set[QuantizedArg]()
         asked = [arg for arg, look in looks.items() if look is not None and arg not in sure]
-        taken = _fingerprints([arg for arg in asked if frozen is not None or arg not in held or held[arg].recurs or arg in again], args)
-        stale = [arg for arg in looks if arg not in sure and (arg not in again or not _vouched(held[arg], taken.get(arg)))]
+        taken = _fingerprints([arg for arg in asked if frozen is not None or arg not in copies or copies[arg].recurs or arg in again], args)
+        stale = [arg for arg in looks if arg not in sure and (arg not in again or not _vouched(copies[arg], taken.get(arg)))]
         for arg in again:
-            held[arg].recurs = True
+            copies[arg].recurs = True
         if stale:
             tensors, observed = _quantize(plan, stale, args, snapshot, executor)
             of_slots = [{slot: observed[slot] for slot in arg.slots if slot in observed} for arg in stale]
-            copies = zip(stale, tensors, of_slots, strict=True)
-            made = {arg: WeightCopy(looks[arg], taken.get(arg), tensor, found, arg in again) for arg, tensor, found in copies}
-            held = self._held = {**held, **made}
+            quantized = zip(stale, tensors, of_slots, strict=True)
+            made = {arg: WeightCopy(looks[arg], taken.get(arg), tensor, found, arg in again) for arg, tensor, found in quantized}
+            copies = self._copies = {**copies, **made}
         if frozen is not None:
             for arg in taken:
-                frozen.keep(held[arg], args[arg.place])
+                frozen.keep(copies[arg], args[arg.place])
         amaxes: dict[str, torch.Tensor] = {}
         for arg in wanted:
-            params[arg.place] = held[arg].tensor
-            amaxes.update(held[arg].amaxes)
+            params[arg.place] = copies[arg].tensor
+            amaxes.update(copies[arg].amaxes)
         return amaxes
 
 
@@ -174,8 +174,8 @@ class DelayedWeights:
     def of(cls, plan: Plan, args: Sequence[torch.Tensor], device: torch.device, group: ProcessGroup | None) -> DelayedWeights | None:
         if plan.delayed is None or not any([isinstance(arg, Float8Tensor) for arg in args]):
             return None
-        held = {slot: arg._quantizer for slot, arg in zip(plan.arg_slots, args, strict=True) if isinstance(arg, Float8Tensor)}
-        found = {slot: quantizer for slot, quantizer in held.items() if _records(quantizer) and slot in plan.state.forward}
+        quantizers = {slot: arg._quantizer for slot, arg in zip(plan.arg_slots, args, strict=True) if isinstance(arg, Float8Tensor)}
+        found = {slot: quantizer for slot, quantizer in quantizers.items() if _records(quantizer) and slot in plan.state.forward}
         return cls(found, plan.delayed, device, group) if found else None
 
     def amaxes(self) -> dict[str, torch.Tensor]:

@@ -57,8 +57,8 @@ class _Compiled:
         outputs: list[torch.Tensor] = []
         if self._program is not None:
             program, constants = self._program
-            given = [*inputs, draw_seeds(self.seeds)] if self.seeds else inputs
-            placed = [self._buffer(program, i, x) for i, x in enumerate(given)]
+            operands = [*inputs, draw_seeds(self.seeds)] if self.seeds else inputs
+            placed = [self._buffer(program, i, x) for i, x in enumerate(operands)]
             buffers = program.launch(placed + constants)
             for i in self._written:
                 if not inputs[i].is_contiguous() or inputs[i].data_ptr() % ALIGNMENT:
@@ -182,16 +182,16 @@ class _Recorded:
         self.written: set[int] = set()
 
     def __call__(self, *arguments: lazy.Tensor) -> list[lazy.Tensor]:
-        leaves, given = list(arguments[: self.count]), arguments[self.count :]
+        leaves, seeds = list(arguments[: self.count]), arguments[self.count :]
         places = {leaf.trace_tensor: -1 - i for i, leaf in enumerate(leaves)}
 
         def supply() -> lazy.Tensor:
             self.seeds += 1
-            return given[0][self.seeds - 1 : self.seeds] if given else lazy.zeros((1,), lazy.int64)
+            return seeds[0][self.seeds - 1 : self.seeds] if seeds else lazy.zeros((1,), lazy.int64)
 
         with supplying(supply), in_place(leaves) as memory:
             results, self.static = self.program(list(leaves))
-        if self.seeds and not given:
+        if self.seeds and not seeds:
             raise _DrawsSeeds
         computed: list[lazy.Tensor] = []
         for result in results:

@@ -36,12 +36,12 @@ def lowers(*kinds: type[Op]) -> Callable[[Lowering], Lowering]:
 def lowered(ops: Sequence[Op], args: Iterator[torch.Tensor], x: torch.Tensor, sides: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """y of the inference pass of ``ops``, a plan's, on x. ``args``: the parameters of all ops, in order; ``sides``: the side values that come from
     the caller."""
-    given = [*sides.items()]
+    values = [*sides.items()]
     for op in ops:
-        named = {name: next(args) for name in op.arg_names} | {name: _taken(given, name) for name in op.side_inputs}
+        named = {name: next(args) for name in op.arg_names} | {name: _taken(values, name) for name in op.side_inputs}
         result = _lowering_of(op)(op, x, named)
         x, left = result if isinstance(result, tuple) else (result, {})
-        given += left.items()
+        values += left.items()
     return x
 
 
@@ -53,10 +53,10 @@ def written(y: torch.Tensor, type: Type | None) -> torch.Tensor:
     return y.to(te_to_torch_dtype(type))
 
 
-def _taken(given: list[tuple[str, torch.Tensor]], name: str) -> torch.Tensor:
+def _taken(values: list[tuple[str, torch.Tensor]], name: str) -> torch.Tensor:
     """The latest side value of the name, which is open no more."""
-    place = max(place for place, (own, _) in enumerate(given) if own == name)
-    return given.pop(place)[1]
+    place = max(place for place, (own, _) in enumerate(values) if own == name)
+    return values.pop(place)[1]
 
 
 def _lowering_of(op: Op) -> Lowering:

@@ -19,7 +19,7 @@ from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.shares import Share
 from fusible.pytorch.engine.tracing import TracedRun
-from fusible.pytorch.modules.dictionaries import held_so
+from fusible.pytorch.modules.dictionaries import quantized_as
 from fusible.pytorch.modules.stateful import KeptState, StatefulModule
 from fusible.tex.calls.constructors import check_constructor
 
@@ -113,7 +113,7 @@ class BaseModule(StatefulModule, ChainPart):
         bound = tuple(b._replace(op=ops.get(b.op, b.op)) for b in self._bound)
         return {"_ops": tuple(ops.get(op, op) for op in self._ops), "_bound": bound}
 
-    def apart(self) -> dict[str, Any]:
+    def unstacked(self) -> dict[str, Any]:
         """The module's attributes with a parameter for each of several matrices that it holds as one, if there are such; else nothing."""
         return {}
 
@@ -176,7 +176,7 @@ class BaseModule(StatefulModule, ChainPart):
         """``to``, ``to_empty``, ``half`` and the like call this. A quantized parameter stays quantized, with another nominal dtype."""
         for runner in self._runners.values():
             runner.release_weights()  # torch exchanges a quantized parameter by another, to which nothing else may refer
-        return super()._apply(lambda tensor: held_so(tensor, fn(tensor)), recurse)
+        return super()._apply(lambda tensor: quantized_as(tensor, fn(tensor)), recurse)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runners": {}, "_set_aside": {}, "_kept_states": self._kept()}

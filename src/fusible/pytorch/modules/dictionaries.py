@@ -11,7 +11,7 @@ from torch import nn
 from fusible.pytorch.modules.places import Place
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["ScalingStates", "held_so", "is_empty", "versions", "written_in_place"]
+__all__ = ["ScalingStates", "is_empty", "quantized_as", "versions", "written_in_place"]
 
 
 class ScalingStates(dict[str, torch.Tensor]):
@@ -28,7 +28,7 @@ def is_empty(extra_state: Any) -> bool:
     return extra_state is None or (isinstance(extra_state, torch.Tensor) and not extra_state.numel())
 
 
-def held_so(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+def quantized_as(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """``after``, of the device and dtype that it has, quantized where ``before`` is: by the same bytes."""
     if not isinstance(before, QuantizedTensor) or isinstance(after, QuantizedTensor) or not after.is_floating_point():
         return after

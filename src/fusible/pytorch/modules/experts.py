@@ -96,7 +96,7 @@ class MixtureOfExperts(BaseModule):
         )
         self.reset_parameters()
 
-    def apart(self) -> dict[str, Any]:
+    def unstacked(self) -> dict[str, Any]:
         """See ``BaseModule``: ``up_weight0``, ``down_weight0`` and so on, views of what is one."""
         if "up_weight" not in self._parameters:
             return {}

@@ -84,7 +84,7 @@ class StatefulModule(nn.Module):
         own = [FormerState(marks_of(runner.bound), runner.scaling) for runner in self._runners.values()]
         return own + [state.former() for state in self._kept_states]
 
-    def _settle(self) -> None:
+    def _migrate_states(self) -> None:
         """Hand the scaling states over to the module's present pipelines, where its ops have changed."""
         if self._kept_states:
             now = {marks_of(bound) for bound in self._pipelines()}
@@ -97,12 +97,12 @@ class StatefulModule(nn.Module):
 
     def _kept(self) -> tuple[KeptState, ...]:
         """The scaling states in the form that later pipelines take over."""
-        self._settle()
+        self._migrate_states()
         saved = [(runner.bound, runner.pipeline.state, runner.scaling.save()) for runner in self._runners.values()]
         return self._kept_states + tuple(KeptState(marks_of(bound), layout, state) for bound, layout, state in saved if state is not None)
 
     def _saved_states(self) -> dict[str, torch.Tensor]:
-        self._settle()
+        self._migrate_states()
         pipelines = {
             f"{SCALING_STATES}.{index}": bound for index, bound in enumerate(self._pipelines() if self._runners or self._kept_states else ())
         }

@@ -40,7 +40,7 @@ class OperationContext:
         """
         self.to_save = tensors
 
-    def _taken_apart(self) -> Context:
+    def _flattened(self) -> Context:
         """The saved tensors as entries of a plan's context, which autograd keeps; the rest stays on this object."""
         if self._op is not None and self.to_save is None:
             tensors, self._tensors = self._tensors or {}, None
@@ -54,14 +54,14 @@ class OperationContext:
                 self._spec.append("tensor")
                 leaves.append(value)
             else:
-                parts, spec = nvte.take_apart(value)
+                parts, spec = nvte.flatten_storage(value)
                 self._spec.append(spec)
                 leaves += parts
         self.to_save = None
         return {f"saved_{i}": Tensor(leaf, DType.Byte) for i, leaf in enumerate(leaves)}  # whatever it is: nobody but the operation looks at it
 
-    def _put_together(self, context: Context) -> None:
-        """The inverse of ``_taken_apart``, for backward."""
+    def _unflatten(self, context: Context) -> None:
+        """The inverse of ``_flattened``, for backward."""
         if self._spec is None:
             self._tensors = context
             self.saved_tensors = tuple(tensor.data for tensor in context.values())
@@ -69,7 +69,7 @@ class OperationContext:
         leaves = iter([tensor.data for tensor in context.values()])
         values: list[Any] = []
         for spec in self._spec:
-            values.append(None if spec == "none" else next(leaves) if isinstance(spec, str) else nvte.put_together(leaves, spec))
+            values.append(None if spec == "none" else next(leaves) if isinstance(spec, str) else nvte.unflatten_storage(leaves, spec))
         self.saved_tensors = not_cleared(values)
 
     def _let_go(self) -> None:

@@ -21,7 +21,7 @@ from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.runner import NOT_CALLED, PipelineRunner
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.ops.fused_names import by_name
-from fusible.pytorch.ops.keywords import Passes, called_apart, check_keywords
+from fusible.pytorch.ops.keywords import Passes, check_keywords, passes_with_keywords
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation, runs_operations
 from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
@@ -74,14 +74,14 @@ class OperationFuser(PipelineRunner):
     def _forward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
         """The operations that the latest call's forward was fused to, each with the positions of its basic operations. NVIDIA's examples read this
         attribute."""
-        return self._put_together("forward")
+        return self._fused_groups("forward")
 
     @property
     def _backward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
         """As ``_forward_ops``, in the order of the operations."""
-        return self._put_together("backward")
+        return self._fused_groups("backward")
 
-    def _put_together(self, kind: Kind) -> list[tuple[FusibleOperation, list[int]]]:
+    def _fused_groups(self, kind: Kind) -> list[tuple[FusibleOperation, list[int]]]:
         placed, position = [], 0
         for op in by_name(kind, _registered(self.operations, self._context.recipe)[kind == "backward"]):
             stop = position + len(list(op.basic_operations()))
@@ -102,16 +102,16 @@ class OperationFuser(PipelineRunner):
             for op in self.basic_ops:
                 op.pre_first_fuser_forward()
             self._first = False
-        notes: dict[Any, Any] = {}
+        call_state: dict[Any, Any] = {}
         if basic_op_kwargs is not None:
             titles = [type(_as_called(op)).__name__ for op in self.basic_ops]
             check_keywords(basic_op_kwargs, self.basic_ops, titles, self.fused(current_autocast().recipe))
-            notes = {("kwargs", position): dict(kwargs) for position, kwargs in enumerate(basic_op_kwargs) if kwargs}
+            call_state = {("kwargs", position): dict(kwargs) for position, kwargs in enumerate(basic_op_kwargs) if kwargs}
         try:
             if self.sequenced or seq_lens is not None or cache is not None:
-                outputs = self._run_batch(read_batch(x, seq_lens, cache is not None), x.shape, extra_inputs, notes, cache)
+                outputs = self._run_batch(read_batch(x, seq_lens, cache is not None), x.shape, extra_inputs, call_state, cache)
             else:
-                outputs = self.run(x, extra_inputs, notes)
+                outputs = self.run(x, extra_inputs, call_state)
         except Exception as error:
             self.refuse(error, x, extra_inputs)
             raise
@@ -127,7 +127,7 @@ class OperationFuser(PipelineRunner):
 
         ``x``: an input like those to come; by default one of the type of the first parameter.
         """
-        args, recipe = self.parameters(), None if recipe is None else recipe.settled()
+        args, recipe = self.parameters(), None if recipe is None else recipe.immutable()
         if x is None:
             like = args[0] if args else torch.empty(0)
             x = torch.empty(0, self._width(), dtype=like.dtype, device=like.device, requires_grad=True)
@@ -161,7 +161,7 @@ class OperationFuser(PipelineRunner):
             known = self._fused = seen, {NOT_CALLED: _fuse(self.operations, self.pipeline.ops, recipe)}
         passes = known[1]
         if called not in passes:
-            passes[called] = called_apart(called, self.basic_ops, passes[NOT_CALLED])
+            passes[called] = passes_with_keywords(called, self.basic_ops, passes[NOT_CALLED])
         return passes[called]
 
     def before_forward(self, plan: Plan, with_grad: bool) -> None:

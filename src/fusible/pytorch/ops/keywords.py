@@ -14,7 +14,7 @@ from fusible.pytorch.ops.torch_operation import pass_of
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation
 
-__all__ = ["Passes", "called_apart", "check_keywords"]
+__all__ = ["Passes", "check_keywords", "passes_with_keywords"]
 
 Passes = tuple[tuple[int, int, Fusion], ...]
 """Stretches of ops that code of the caller's, or of an operation's own, computes: as of ``PlanRequest.fused``."""
@@ -40,7 +40,7 @@ def check_keywords(each: Sequence[Mapping[str, Any]], ops: Sequence[BasicOperati
             raise ArgumentError(expected(wanted, of=f"{title}.op_forward", got=", ".join(unknown), do="leave them out"))
 
 
-def called_apart(positions: Collection[int], ops: Sequence[BasicOperation], passes: Passes) -> Passes:
+def passes_with_keywords(positions: Collection[int], ops: Sequence[BasicOperation], passes: Passes) -> Passes:
     """``passes`` of a call that gives keywords to the ops at ``positions``: each of these is called by its ``fuser_forward`` and ``fuser_backward``,
     unless it is the caller's own code anyway."""
     found = list(passes)

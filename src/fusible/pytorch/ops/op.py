@@ -234,7 +234,7 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
 
     def reset_recipe_state(self, *, recipe: Recipe | None) -> None:
         """Make the quantizers that ``recipe`` asks for, anew where it is another recipe than before; None drops them."""
-        recipe = None if recipe is None else recipe.settled()
+        recipe = None if recipe is None else recipe.immutable()
         if recipe is None or (self._quantizers is not None and recipe == self._recipe):
             self._quantizers, self._recipe = (None, None) if recipe is None else (self._quantizers, recipe)
             return

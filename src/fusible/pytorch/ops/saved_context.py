@@ -52,12 +52,12 @@ class SavedContext:
         names = _context_names(type(op))
         own = {name: getattr(op, name) for name in op.arg_names if name in names}
         parameters = dict(zip(op.arg_names, self.parameters(recurse=False), strict=True))
-        given = {name: value for name, value in tensors.items() if name not in parameters or value is not parameters[name]}
-        missing = [name for name in names if name not in given and name not in own]
-        if missing or not given.keys() <= set(names):
+        saved = {name: value for name, value in tensors.items() if name not in parameters or value is not parameters[name]}
+        missing = [name for name in names if name not in saved and name not in own]
+        if missing or not saved.keys() <= set(names):
             wanted = ", ".join(name for name in names if name not in own) or "no tensors"
             raise ArgumentError(expected(f"tensors by the names {wanted}", of=of, got=", ".join(tensors) or "none", do="give these"))
-        made = {name: _made(op, name, value) for name, value in given.items()}
+        made = {name: _made(op, name, value) for name, value in saved.items()}
         ctx._tensors = op.context(**{**own, **made})
 
     def saved_for_backward(self, ctx: OperationContext) -> dict[str, Any]:

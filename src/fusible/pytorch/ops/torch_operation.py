@@ -115,7 +115,7 @@ def fused_forward(module: FusibleOperationLike, members: Sequence[Op], x: Tensor
     y = wrapped(output, members[-1].y_dtype)
     if state.kind == "forward":
         check_saved(module, members, contexts)
-    saved = [context._taken_apart() if state.kind == "forward" else {} for context in contexts]
+    saved = [context._flattened() if state.kind == "forward" else {} for context in contexts]
     return (y, saved, _outgoing(module, members, outputs, extra)) if any(outputs) else (y, saved)
 
 
@@ -168,7 +168,7 @@ def fused_backward(module: FusibleOperationLike, members: Sequence[Op], ctxs: Se
         context = state.call.get(member.position) or OperationContext()
         context._op = None if isinstance(member, OpaqueCode) else member
         context._call_inputs = {name: sides[name] for name in member.call_inputs}
-        context._put_together(ctx)
+        context._unflatten(ctx)
         contexts.append(context)
     extra = [
         tuple(_sum([sides[name] for name in route if name in outer]) for route in routes_of(member))

@@ -167,8 +167,8 @@ class ScoreRules(Generic[T]):
         ``softmax_type`` needs a tensor that is missing.
         """
         biased, learnable = has_bias(call), _learnable(call)
-        for wanted, given, name in ((biased, bias, "Bias"), (learnable, offset, "SoftmaxOffset")):
-            if wanted and given is None:
+        for wanted, value, name in ((biased, bias, "Bias"), (learnable, offset, "SoftmaxOffset")):
+            if wanted and value is None:
                 raise ShapeError(expected(f"a {name} tensor", of="attention of that type", got="None", do=f"pass {name}"))
         _check_side_inputs(call, bias if biased else None, offset if learnable else None)
         return cls(

@@ -22,11 +22,11 @@ _NAMES = (
 
 def support_query(served: Served, to_dtype: Callable[[Any], Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """``get_fused_attn_backend`` of a backend that serves what ``served`` says; ``to_dtype`` gives its own value of a ``tex.DType``."""
-    given: Any = arguments[0] if arguments else named.get("fused_attn_params")
-    if len(arguments) + len(named) == 1 and hasattr(given, "qkv_layout"):
-        answer, reason = _answer(served, to_dtype, given.qkv_dtype, lambda name, default: getattr(given, name, default))
+    params: Any = arguments[0] if arguments else named.get("fused_attn_params")
+    if len(arguments) + len(named) == 1 and hasattr(params, "qkv_layout"):
+        answer, reason = _answer(served, to_dtype, params.qkv_dtype, lambda name, default: getattr(params, name, default))
         return answer, reason or ""
-    arguments = arguments if given is not None else ()
+    arguments = arguments if params is not None else ()
     values = dict(zip(_NAMES, arguments, strict=False)) | named
     missing = [name for name in _NAMES[:17] if name not in values]
     if missing or set(values) - set(_NAMES) or len(arguments) > len(_NAMES):

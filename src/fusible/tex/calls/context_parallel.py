@@ -87,10 +87,10 @@ def per_step_tokens(grad: TensorLike, grad_per_step: TensorLike, first_half: str
         if word not in _WORDS:
             of = f"{name} of thd_grad_correction"
             raise ArgumentError(expected(f"one of {', '.join(_WORDS)}", of=of, got=repr(word), do="pass one of these"))
-    total, given = grad.shape[0], grad_per_step.shape[0]
-    half = "none" in (first_half, second_half) or ("zero" in (first_half, second_half) and given < total)
+    total, of_step = grad.shape[0], grad_per_step.shape[0]
+    half = "none" in (first_half, second_half) or ("zero" in (first_half, second_half) and of_step < total)
     tokens = total // 2 if half else total
-    if given < tokens or tuple(grad.shape[1:]) != tuple(grad_per_step.shape[1:]):
+    if of_step < tokens or tuple(grad.shape[1:]) != tuple(grad_per_step.shape[1:]):
         got = list(grad_per_step.shape)
         wanted = f"[{tokens}, {', '.join(map(str, grad.shape[1:]))}]"
         raise ShapeError(expected(wanted, of="grad_per_step of thd_grad_correction", got=got, do="pass the gradient of the step"))

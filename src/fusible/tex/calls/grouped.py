@@ -142,8 +142,8 @@ def layout_of(logical_shape: Sequence[int], count: int, first_dims: Any = None, 
     lasts = lasts[:count] if lasts is not None else [columns] * count
     shapes = tuple(zip(firsts, lasts, strict=True))
     sizes = [first * last for first, last in shapes]
-    given = _numbers(tensor_offsets, count, "tensor_offsets")
-    offsets = given[: count + 1] if given else [*accumulate(sizes, initial=0)]
+    numbers = _numbers(tensor_offsets, count, "tensor_offsets")
+    offsets = numbers[: count + 1] if numbers else [*accumulate(sizes, initial=0)]
     total = math.prod(logical_shape)
     if any(first < 0 or last < 0 for first, last in shapes) or any(
         size and (offset < 0 or offset + size > total) for size, offset in zip(sizes, offsets, strict=False)
@@ -176,11 +176,11 @@ def members(x: GroupedTensor, create_empty: Callable[..., Any], *, bare: bool = 
     ``create_empty(quantizer, shape, dtype, device)`` makes an empty member, which says how each buffer is shaped; ``bare`` asks for storages.
     """
     layout = layout_of_grouped(x)
-    held = x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
-    if held is None:
+    buffer = x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
+    if buffer is None:
         raise ArgumentError(expected("data", of="a grouped tensor", got="none", do="use it before it is cleared"))
     if x.quantizer is None:
-        return layout.pieces(held.view(-1))
+        return layout.pieces(buffer.view(-1))
     fields = member_fields(x.quantizer)
     quantizer = copy(x.quantizer)
     quantizer.rowwise_usage, quantizer.columnwise_usage = x.rowwise_data is not None, x.columnwise_data is not None
@@ -188,7 +188,7 @@ def members(x: GroupedTensor, create_empty: Callable[..., Any], *, bare: bool = 
     used: dict[str, int] = dict.fromkeys(fields, 0)
     found = []
     for shape, offset in zip(layout.shapes, layout.offsets, strict=True):
-        member = create_empty(quantizer, shape, x.fake_dtype, held.device)
+        member = create_empty(quantizer, shape, x.fake_dtype, buffer.device)
         _attach(member, x, fields, used, offset, math.prod(shape))
         member._quantizer = x.quantizer
         if hasattr(member, "_with_gemm_swizzled_scales"):

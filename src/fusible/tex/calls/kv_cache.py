@@ -84,10 +84,10 @@ def _check_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room:
             wanted = "cumulative lengths from 0 on"
             raise ArgumentError(expected(wanted, of=f"{name} of {function}", got=list(ends), do="pass ones that never decrease"))
     for i in range(len(new) - 1):
-        added, held = new[i + 1] - new[i], cached[i + 1] - cached[i]
-        if added > held or held > room:
+        added, in_cache = new[i + 1] - new[i], cached[i + 1] - cached[i]
+        if added > in_cache or in_cache > room:
             wanted = f"new tokens that fit in {room}"
-            raise ArgumentError(expected(wanted, of=f"cu_cached_lens of {function}", got=f"{added} of {held}", do="check the lengths"))
+            raise ArgumentError(expected(wanted, of=f"cu_cached_lens of {function}", got=f"{added} of {in_cache}", do="check the lengths"))
         if (new[i + 1] if packed else added) > tokens:
             of, got = f"cu_new_lens of {function}", new[i + 1] if packed else added
             raise ArgumentError(expected(f"at most {tokens} tokens", of=of, got=got, do="pass the lengths of the new keys and values"))

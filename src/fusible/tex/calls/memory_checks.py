@@ -1,7 +1,7 @@
 """Checks that a call's outputs share no memory with one another, nor, where declared, with its inputs, and that no output overlaps itself.
 
 They run before anything is written: torch refuses to write to an overlapping tensor, but by then other tensors may have been written. Functions
-declare what must be disjoint (``interface.declare.function``: ``apart``, ``alone``). A backend that computes a function in several steps, where a
+declare what must be disjoint (``interface.declare.function``: ``disjoint``, ``alone``). A backend that computes a function in several steps, where a
 later step reads what an earlier one wrote, wraps its method by ``writing_without_overlap``. A native kernel checks by itself
 (``cppsrc/include/fusible/overlap.hpp``).
 """
@@ -69,10 +69,10 @@ def check_outputs_disjoint(function: str, arguments: Mapping[str, Any]) -> None:
     declaration = DECLARATIONS[function]
     spans: list[_Span] = []
     for name, value in arguments.items():
-        if not (declaration.alone or name in declaration.apart or any(listed.startswith(f"{name}[") for listed in declaration.apart)):
+        if not (declaration.alone or name in declaration.disjoint or any(listed.startswith(f"{name}[") for listed in declaration.disjoint)):
             continue  # what is only read matters where something is to be alone
         if issubclass(type(value), (list, tuple, Tensor)):  # all that is asked of any other value is its type
-            _collect(spans, value, name, (), name in declaration.apart, name in declaration.alone, declaration.apart)
+            _collect(spans, value, name, (), name in declaration.disjoint, name in declaration.alone, declaration.disjoint)
     for span in spans:
         if span.x.layout is not torch.strided or (span.written and not span.x.is_contiguous()):
             check_no_inner_overlap(span.x, f"{span} of {function}")
@@ -92,17 +92,17 @@ def check_outputs_disjoint(function: str, arguments: Mapping[str, Any]) -> None:
 _begin = operator.itemgetter(0)
 
 
-def _collect(spans: list[_Span], value: Any, name: str, places: tuple[int, ...], apart: bool, alone: bool, listed: tuple[str, ...]) -> None:
+def _collect(spans: list[_Span], value: Any, name: str, places: tuple[int, ...], disjoint: bool, alone: bool, listed: tuple[str, ...]) -> None:
     """Add the plain tensors of an argument; ``listed`` may name one of its lists (``tensor_lists[1]``)."""
     if isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            _collect(spans, item, name, (*places, i), apart or (not places and f"{name}[{i}]" in listed), alone, listed)
+            _collect(spans, item, name, (*places, i), disjoint or (not places and f"{name}[{i}]" in listed), alone, listed)
     elif type(value) in _PLAIN and value.layout is not torch.strided:
-        spans.append(_Span(0, 0, apart or alone, alone, name, places, value))
+        spans.append(_Span(0, 0, disjoint or alone, alone, name, places, value))
     elif type(value) in _PLAIN and value.numel() and value.device.type != "meta":
         begin = value.data_ptr()
         size = value.nbytes if value.is_contiguous() else _extent(value)
-        spans.append(_Span(begin, begin + size, apart or alone, alone, name, places, value))
+        spans.append(_Span(begin, begin + size, disjoint or alone, alone, name, places, value))
 
 
 def check_no_inner_overlap(x: Tensor, of: str) -> None:

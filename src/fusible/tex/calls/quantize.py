@@ -12,7 +12,7 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.formats import NVFP4, scheme_of, usages
 from fusible.tex.protocol import QuantizerLike, TensorLike
 
-__all__ = ["check_sections", "given_amaxes", "quantize_each"]
+__all__ = ["check_sections", "known_amaxes", "quantize_each"]
 
 
 def quantize_each(quantize: Callable[[Any, Any], Any], tensors: Sequence[Any], quantizers: Sequence[Any], function: str) -> list[Any]:
@@ -33,7 +33,7 @@ def check_sections(sections: Sequence[int], x: TensorLike, quantizers: Sequence[
         raise ShapeError(expected(f"sections of {rows} rows", of="split_sections of split_quantize", got=list(sections), do=do))
 
 
-def given_amaxes(
+def known_amaxes(
     x: TensorLike, quantizer: QuantizerLike, rowwise: TensorLike | None, columnwise: TensorLike | None, fp32: Any = torch.float32
 ) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """The amaxes of the copies that an NVFP4 ``quantizer`` makes of ``x``, by copy, and the shape that each is held in.

@@ -35,7 +35,7 @@ class BlockCodec(NamedTuple):
     """A backend's own part of a format.
 
     ``encode(matrix, quantizer, rowwise, columnwise, **given)``: the buffers of a matrix ``[M, K]`` beside data and scales, by name, and its copies;
-    ``given`` is what a caller knows beforehand, as the amaxes of NVFP4. ``decode(x, way, scales, shape, undo)``: the fp32 matrix of ``shape`` that a
+    ``known`` is what a caller knows beforehand, as the amaxes of NVFP4. ``decode(x, way, scales, shape, undo)``: the fp32 matrix of ``shape`` that a
     copy of ``x`` stands for, but for a factor, which is the second: None, fp32 ``[1]``, or one per line; ``scales`` are those of its blocks in order,
     without padding. ``transform(x, way)``: the orthonormal matrix by which the lines of a copy were multiplied in groups, or None; ``undo`` takes
     it back.
@@ -178,11 +178,15 @@ def check_block_output(output: Any, quantizer: QuantizerLike, x: TensorLike, sto
     if outer(shape) != outer(x.shape) or shape[-1] != x.shape[-1]:
         check_shape(x, shape, "the tensor quantized into output")
     for buffer, (wanted, dtype) in form.buffer_specs(quantizer, shape, True, True).items():
-        held = getattr(output, f"_{buffer}")
-        if held is None:
+        buffer_of_output = getattr(output, f"_{buffer}")
+        if buffer_of_output is None:
             continue
-        size = math.prod(held.shape)
-        if size != math.prod(wanted) or (not buffer.endswith("data") and tuple(held.shape) != wanted) or held.dtype is not stored(dtype):
-            got = f"{held.dtype} {list(held.shape)}"
+        size = math.prod(buffer_of_output.shape)
+        if (
+            size != math.prod(wanted)
+            or (not buffer.endswith("data") and tuple(buffer_of_output.shape) != wanted)
+            or buffer_of_output.dtype is not stored(dtype)
+        ):
+            got = f"{buffer_of_output.dtype} {list(buffer_of_output.shape)}"
             raise ShapeError(expected(f"{dtype} {list(wanted)}", of=f"{buffer} of the output", got=got, do="make it by quantizer.make_empty"))
-        check_same_device(held, x, "output of quantize")
+        check_same_device(buffer_of_output, x, "output of quantize")

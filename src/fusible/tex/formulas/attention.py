@@ -19,14 +19,14 @@ __all__ = ["AttentionMath", "Gradients", "Part", "Tokens"]
 class Tokens:
     """The tokens of queries ``[.., s, 1]`` or of keys ``[.., 1, t]``: their sequence (None: it decides nothing), their position in it, its length.
 
-    ``apart``: several sequences lie side by side, and see nothing of one another. ``inside``: which tokens count, or None for all.
+    ``packed``: several sequences lie side by side, and see nothing of one another. ``inside``: which tokens count, or None for all.
     """
 
     sequence: Array | None
     position: Array
     length: Array | int
     inside: Array | None
-    apart: bool
+    packed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Part:
         rules, rows, columns = self.rules, self.queries, self.keys
         i, j = rows.position, columns.position
         found: list[Any] = [tokens.inside for tokens in (rows, columns) if tokens.inside is not None]
-        if rows.apart:
+        if rows.packed:
             found.append(rows.sequence == columns.sequence)
         if rules.mask in CAUSAL:
             found.append(j <= (i + (columns.length - rows.length) if rules.mask in BOTTOM_RIGHT else i))

@@ -40,8 +40,8 @@ class BlockTensors:
     """``(count, like)``: draw ``count`` seeds and drop them, for a tensor without elements. A recorded program does not know which tensors are empty,
     so every tensor takes its seeds; then eager and compiled execution draw the same numbers."""
 
-    def quantize(self, x: Array, quantizer: Any, dtype: Any, output: QuantizedTensor | None = None, noop: Array | None = None, **given: Any) -> Any:
-        """``x`` quantized in blocks; into ``output``, where given, unless ``noop[0] == 1``. ``given``: what is known of it to the format's codec.
+    def quantize(self, x: Array, quantizer: Any, dtype: Any, output: QuantizedTensor | None = None, noop: Array | None = None, **known: Any) -> Any:
+        """``x`` quantized in blocks; into ``output``, where given, unless ``noop[0] == 1``. ``known``: what is known of it to the format's codec.
 
         Written are the copies that the quantizer asks for and those that ``output`` has. Raises before anything is written.
         """
@@ -53,7 +53,7 @@ class BlockTensors:
         options = form.options(quantizer)
         if noop is not None and "with_gemm_swizzled_scales" in options:
             options["with_gemm_swizzled_scales"] = output._with_gemm_swizzled_scales if output is not None else False
-        buffers = self._encoded(x, quantizer, rowwise, columnwise, options.get("with_gemm_swizzled_scales", False), given)
+        buffers = self._encoded(x, quantizer, rowwise, columnwise, options.get("with_gemm_swizzled_scales", False), known)
         if output is not None:
             return self._fill(output, buffers, options, noop)
         fields = {name: buffers.get(name) for name in form.buffers}
@@ -79,7 +79,7 @@ class BlockTensors:
             raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
         return xp.permute(xp.times(self.arrays.fp8.decode(data, x._fp8_dtype), scale_inv), (*range(1, data.ndim), 0))
 
-    def _encoded(self, x: Array, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, given: dict[str, Any]) -> dict[str, Any]:
+    def _encoded(self, x: Array, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, known: dict[str, Any]) -> dict[str, Any]:
         """The buffers of ``x``, by name."""
         xp, form = self.arrays, block_format_of(quantizer)
         specs = form.buffer_specs(quantizer, x.shape, rowwise, columnwise)
@@ -88,7 +88,7 @@ class BlockTensors:
                 self.draw(rowwise + columnwise, x)
             return {buffer: self.arrays.full(size, 0, self.arrays.dtype(stored), x) for buffer, (size, stored) in specs.items()}
         matrix = xp.reshape(x, (outer(x.shape), x.shape[-1]))
-        buffers, copies = self.reader.codec(form).encode(matrix, quantizer, rowwise, columnwise, **given)
+        buffers, copies = self.reader.codec(form).encode(matrix, quantizer, rowwise, columnwise, **known)
         for way, data, scales in copies:
             scales = self.padded(scales, specs[f"{way}_scale_inv"][0])
             buffers[f"{way}_data"] = xp.reshape(xp.contiguous(data), specs[f"{way}_data"][0])
@@ -98,12 +98,12 @@ class BlockTensors:
     def _fill(self, output: QuantizedTensor, buffers: dict[str, Any], options: dict[str, Any], noop: Array | None) -> Any:
         xp = self.arrays
         for name, new in buffers.items():
-            held = getattr(output, f"_{name}")
-            if held is None:
+            buffer = getattr(output, f"_{name}")
+            if buffer is None:
                 setattr(output, f"_{name}", new)
             else:
-                new = xp.reshape(new, held.shape)
-                xp.put(held, new if noop is None else xp.unless(noop, held, new))
+                new = xp.reshape(new, buffer.shape)
+                xp.put(buffer, new if noop is None else xp.unless(noop, buffer, new))
         for name, value in options.items():
             setattr(output, f"_{name}", value)
         return output

@@ -110,8 +110,8 @@ class Nvfp4:
         """Codes, and scales of each block's lines, with the block's amax mapped to 6 or, where the error is less, to 4 (Cook et al. 2025,
         arXiv:2512.02010). ``base``: scales for 6; ``codes_by(scales)``; ``error_of(codes, scales of lines)``: of the blocks of each line."""
         xp, candidates = self.arrays, []
-        for stretch in (1.0, 1.5):
-            scales = self.e4m3(base * stretch)
+        for factor in (1.0, 1.5):
+            scales = self.e4m3(base * factor)
             codes = codes_by(scales)
             scales = self._lines(scales, high)
             candidates.append((codes, scales, self._of_tiles(error_of(codes, self.of_e4m3(scales)), high)))

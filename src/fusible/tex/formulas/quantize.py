@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusible.errors import DTypeError, expected
-from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
+from fusible.tex.calls.quantize import check_sections, known_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import FLOAT8, PLAIN, format_of, is_quantized, logical_shape, scheme_of, update_buffers, usages
 from fusible.tex.formulas.arrays import Array, ArrayKernels, Arrays, Function
@@ -130,6 +130,6 @@ class QuantizeFormulas(ArrayKernels, Quantize):
 
     def nvfp4_quantize_with_amax(self, tensor: Tensor, quantizer: QuantizerLike, rowwise_amax: Array, columnwise_amax: Array) -> Any:
         x, xp = self._plain(tensor), self._arrays
-        given = given_amaxes(x, quantizer, rowwise_amax, columnwise_amax, xp.float32)
-        amaxes = {way: xp.copy(xp.reshape(amax, shape)) for way, (amax, shape) in given.items()}
+        known = known_amaxes(x, quantizer, rowwise_amax, columnwise_amax, xp.float32)
+        amaxes = {way: xp.copy(xp.reshape(amax, shape)) for way, (amax, shape) in known.items()}
         return self._quantizing.blocks.quantize(x, quantizer, x.dtype, amaxes=amaxes)

@@ -66,7 +66,7 @@ class ContextParallel:
         A query whose ``lse`` is -inf gains nothing, and keeps nothing. Raises ``DTypeError`` unless both outputs have one dtype.
         """
 
-    @function("grad", grad="float [t *]", grad_per_step="=grad [u *]", cu_seqlens="int32 [n+1]", before="*", apart="grad")
+    @function("grad", grad="float [t *]", grad_per_step="=grad [u *]", cu_seqlens="int32 [n+1]", before="*", disjoint="grad")
     def thd_grad_correction(self, grad: Tensor, grad_per_step: Tensor, cu_seqlens: Lengths, first_half: str, second_half: str) -> None:
         """Write a step's gradient to the first and to the second halves of ``grad [t, ..]``, in place.
 

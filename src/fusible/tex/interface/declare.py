@@ -80,10 +80,10 @@ class Declaration:
     """Of which dtype and shape an argument is, by its name (``interface.layouts``)."""
     before: tuple[str, ...] = ()
     """The arguments that are held against the declaration before each call, and not only once one fails: it would have written to others by then."""
-    apart: tuple[str, ...] = ()
+    disjoint: tuple[str, ...] = ()
     """The arguments, or lists among them (``tensor_lists[1]``), whose tensors are written, no two in one place."""
     alone: tuple[str, ...] = ()
-    """Those of ``apart`` that share no memory with what is read, either."""
+    """Those of ``disjoint`` that share no memory with what is read, either."""
     idle: frozenset[str] = frozenset()
     """The arguments that change no result: how much memory, how many processors. A backend's method may leave them out."""
 
@@ -120,12 +120,12 @@ def unserved_method(declaration: Declaration) -> Callable[..., Any]:
 
 
 def function(
-    *asks: str, unserved: str | None = None, before: str = "", apart: str = "", alone: str = "", idle: str = "", **where: str
+    *asks: str, unserved: str | None = None, before: str = "", disjoint: str = "", alone: str = "", idle: str = "", **where: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a method of an interface mixin as a tex function; ``asks`` names the arguments whose kinds a choice depends on, one or more in a text.
 
     The annotations say what each argument may be (``interface.arguments``), ``where`` of which dtype and shape (``interface.layouts``): a call that
-    fails is held against them. ``before`` names the arguments that are so before every call (``"*"``: all of them). ``apart`` names those whose
+    fails is held against them. ``before`` names the arguments that are so before every call (``"*"``: all of them). ``disjoint`` names those whose
     tensors are written and may not share memory with one another, ``alone`` those that may not with what is read, either
     (``tex.calls.memory_checks``). ``idle`` names those that change no result, which a backend's method may leave out.
 
@@ -136,22 +136,22 @@ def function(
     def declare(method: Callable[..., Any]) -> Callable[..., Any]:
         _, *parameters = inspect.signature(method).parameters.values()
         signature = inspect.signature(method).replace(parameters=parameters)
-        held = tuple(signature.parameters) if before == "*" else tuple(before.split())
-        memory = tuple(apart.split()), tuple(alone.split())
+        checked_before = tuple(signature.parameters) if before == "*" else tuple(before.split())
+        memory = tuple(disjoint.split()), tuple(alone.split())
         doc = inspect.getdoc(method) or ""
         asked = tuple(" ".join(asks).split())
-        return _entered(Declaration(method.__name__, signature, asked, doc, unserved, where, held, *memory, frozenset(idle.split())))
+        return _entered(Declaration(method.__name__, signature, asked, doc, unserved, where, checked_before, *memory, frozenset(idle.split())))
 
     return declare
 
 
 def function_like(
-    other: Callable[..., Any], *asks: str, renamed: Mapping[str, str] | None = None, before: str = "", apart: str = "", **where: str
+    other: Callable[..., Any], *asks: str, renamed: Mapping[str, str] | None = None, before: str = "", disjoint: str = "", **where: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a method as a tex function that takes what the declared ``other`` takes, but for the method's own parameters: these replace parameters
     of the same name, or follow the others.
 
-    All that ``other`` says of its arguments holds for this one; ``asks``, ``before`` and ``where`` say more, and ``apart``, where given, replaces.
+    All that ``other`` says of its arguments holds for this one; ``asks``, ``before`` and ``where`` say more, and ``disjoint``, where given, replaces.
     ``renamed``: new names for parameters of ``other``, by the old ones.
     """
     declared = DECLARATIONS[other.__name__]
@@ -172,7 +172,7 @@ def function_like(
                 asks=(*map(here, declared.asks), *" ".join(asks).split()),
                 where={here(parameter): layout for parameter, layout in declared.where.items()} | where,
                 before=(*map(here, declared.before), *before.split()),
-                apart=tuple(apart.split()) or declared.apart,
+                disjoint=tuple(disjoint.split()) or declared.disjoint,
             )
         )
 
@@ -184,7 +184,7 @@ def _entered(declaration: Declaration) -> Callable[..., Any]:
     described = {
         "asks by": declaration.asks,
         "describes": (*declaration.where, *declaration.before),
-        "keeps apart": (path.partition("[")[0] for path in (*declaration.apart, *declaration.alone)),
+        "keeps disjoint": (path.partition("[")[0] for path in (*declaration.disjoint, *declaration.alone)),
         "has idle": declaration.idle,
     }
     for does, arguments in described.items():
@@ -246,8 +246,8 @@ def binds_by_name(declaration: Declaration, method: Callable[..., Any]) -> Calla
     if not left_out or not left_out <= declaration.idle or {*names} != declaration.signature.parameters.keys() - left_out:
         return method
     # By position where that is possible: a name costs as much as a tenth of a small product.
-    given = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else f"{p.name}={p.name}" for p in taken]
-    return _adapted(declaration, method, f"method(self, {', '.join(given)})")
+    passed = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else f"{p.name}={p.name}" for p in taken]
+    return _adapted(declaration, method, f"method(self, {', '.join(passed)})")
 
 
 def _adapted(declaration: Declaration, method: Callable[..., Any], call: str) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["KernelCall", "KernelCalls", "Operand", "Part", "Room", "as_data", "part_of"]
+__all__ = ["Buffer", "KernelCall", "KernelCalls", "Operand", "View", "as_data", "view_of"]
 
 Sizes = tuple[int, ...]
 
@@ -30,7 +30,7 @@ class Operand:
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
+class Buffer:
     """A contiguous tensor of which nothing is known before a kernel has written it."""
 
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class Room:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class View:
     """A view of another tensor's memory: ``offset`` bytes behind its beginning."""
 
     of: Any
@@ -54,24 +54,24 @@ class Part:
 
 class KernelCall(NamedTuple):
     """``function(**arguments)``, one of ``fusible.cpp_extensions``; or ``copy(src, dst)`` in the order of src's elements, ``zero(dst)``,
-    ``quotient(src, by, dst)`` in fp32, ``round(src, dst)`` of fp32 to bf16. Those of its arguments that are tensors are operands, rooms or parts; the
-    others are the same each time."""
+    ``quotient(src, by, dst)`` in fp32, ``round(src, dst)`` of fp32 to bf16. Those of its arguments that are tensors are operands, buffers or views;
+    the others are the same each time."""
 
     function: str
     arguments: Mapping[str, Any]
 
 
 class KernelCalls(NamedTuple):
-    """``calls`` in order, and what comes of them: an operand, a room, a part, None, or a list of such."""
+    """``calls`` in order, and what comes of them: an operand, a buffer, a view, None, or a list of such."""
 
     calls: tuple[KernelCall, ...]
     result: Any
 
 
-def part_of(of: Tensor | Room, view: Tensor) -> Part:
-    """``view``, which lies in the memory of ``of``; or, of a room, as it lies in a tensor whose first element is its first."""
+def view_of(of: Tensor | Buffer, view: Tensor) -> View:
+    """``view``, which lies in the memory of ``of``; or, of a buffer, as it lies in a tensor whose first element is its first."""
     begin = int(of.storage_offset()) * of.element_size() if isinstance(of, Tensor) else 0
-    return Part(of, int(view.storage_offset()) * view.element_size() - begin, view.dtype, tuple(view.shape), view.stride())
+    return View(of, int(view.storage_offset()) * view.element_size() - begin, view.dtype, tuple(view.shape), view.stride())
 
 
 def as_data(calls: Iterable[KernelCall], result: Any) -> tuple[tuple[Tensor, ...], KernelCalls]:
@@ -86,11 +86,11 @@ def as_data(calls: Iterable[KernelCall], result: Any) -> tuple[tuple[Tensor, ...
 def _described(x: Any, tensors: list[Tensor], seen: dict[int, Any]) -> Any:
     if isinstance(x, list):
         return [_described(item, tensors, seen) for item in x]
-    if not isinstance(x, (Tensor, Part)):
+    if not isinstance(x, (Tensor, View)):
         return x
     if id(x) not in seen:
-        if isinstance(x, Part):
-            seen[id(x)] = Part(_described(x.of, tensors, seen), x.offset, x.dtype, x.shape, x.strides)
+        if isinstance(x, View):
+            seen[id(x)] = View(_described(x.of, tensors, seen), x.offset, x.dtype, x.shape, x.strides)
         else:
             seen[id(x)] = Operand(len(tensors), x.dtype, tuple(x.shape), x.stride())
             tensors.append(x)

@@ -18,7 +18,7 @@ __all__ = ["Layout"]
 class Layout:
     """Tensors are of any dtype; what is wrong raises before anything is written."""
 
-    @function("input", input="any [r n]", output="=input [s n]", input_row_list="k * any", padded_input_row_list="k * any", apart="output")
+    @function("input", input="any [r n]", output="=input [s n]", input_row_list="k * any", padded_input_row_list="k * any", disjoint="output")
     def fused_multi_row_padding(self, input: Tensor, output: Tensor, input_row_list: Sequence[int], padded_input_row_list: Sequence[int]) -> None:
         """Copies the ``input_row_list[i]`` rows of segment ``i`` of ``input [sum, n]`` to the first of its ``padded_input_row_list[i]`` rows in
         ``output [padded sum, n]``, and zeroes the others. A segment without rows is skipped: its rows of ``output`` stay as they are.
@@ -26,7 +26,7 @@ class Layout:
         Raises ``ShapeError`` where rows do not add up or a segment shrinks, ``DTypeError`` where the dtypes differ.
         """
 
-    @function("input", input="any [r n]", output="=input [s n]", input_row_list="k * any", unpadded_input_row_list="k * any", apart="output")
+    @function("input", input="any [r n]", output="=input [s n]", input_row_list="k * any", unpadded_input_row_list="k * any", disjoint="output")
     def fused_multi_row_unpadding(self, input: Tensor, output: Tensor, input_row_list: Sequence[int], unpadded_input_row_list: Sequence[int]) -> None:
         """The inverse: copies the first ``unpadded_input_row_list[i]`` of the ``input_row_list[i]`` rows of each segment to ``output``, one segment
         after the other."""

@@ -97,7 +97,7 @@ class MoE:
         topk_indices="int16|integer [*m topk]",
         histogram="int32 [e bins]",
         bin_bounds="fp32 [2]",
-        apart="histogram topk_indices",
+        disjoint="histogram topk_indices",
     )
     def fused_topk_with_score_function_qb_fwd(
         self,

@@ -19,12 +19,17 @@ class Optimizer:
     """Each works on ``tensor_lists``: lists of equally many tensors, the i-th of each list belonging together. Arithmetic is fp32, with one rounding
     at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``. Lists that do not fit raise ``ArgumentError``."""
 
-    @function("tensor_lists", noop_flag="int32 [1]", before="noop_flag scale", apart="noop_flag tensor_lists[1]", idle="chunk_size")
+    @function("tensor_lists", noop_flag="int32 [1]", before="noop_flag scale", disjoint="noop_flag tensor_lists[1]", idle="chunk_size")
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float) -> None:
         """``[inputs, outputs]``: writes ``output = input * scale``; sets ``noop_flag`` to 1 where an *input* is not finite. The flag is not read."""
 
     @function(
-        "tensor_lists", is_infinite="int32 (1)", scale="fp32 (1)", before="is_infinite scale", apart="is_infinite tensor_lists[1]", idle="chunk_size"
+        "tensor_lists",
+        is_infinite="int32 (1)",
+        scale="fp32 (1)",
+        before="is_infinite scale",
+        disjoint="is_infinite tensor_lists[1]",
+        idle="chunk_size",
     )
     def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: Tensor) -> None:
         """``multi_tensor_scale`` by a number on the device, fp32 ``[1]``; ``is_infinite`` is the flag."""
@@ -55,7 +60,7 @@ class Optimizer:
         "tensor_lists",
         noop_flag="int32 [1]",
         before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
-        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
+        disjoint="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
         idle="chunk_size",
     )
     def multi_tensor_adam(
@@ -90,7 +95,7 @@ class Optimizer:
     @function_like(
         multi_tensor_adam,
         before="fp8_dtype",
-        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4] tensor_lists[5] tensor_lists[6] tensor_lists[7]",
+        disjoint="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4] tensor_lists[5] tensor_lists[6] tensor_lists[7]",
     )
     def multi_tensor_adam_fp8(self, fp8_dtype: FP8DType) -> None:
         """``[g, p, m, v, master, scale, amax, scale_inv]``: ``multi_tensor_adam`` of fp32 ``master`` weights, whose copy ``p`` (uint8, in the
@@ -106,7 +111,7 @@ class Optimizer:
         step="int32|fp32 (1)",
         inv_scale="fp32 (1)",
         before="inv_scale noop_flag",
-        apart="noop_flag tensor_lists",
+        disjoint="noop_flag tensor_lists",
     )
     def multi_tensor_adam_capturable(self, lr: Tensor, step: Tensor, inv_scale: Tensor) -> None:
         """``[g, p, m, v]``: ``multi_tensor_adam`` whose ``lr``, ``step`` and ``inv_scale`` are numbers on the device, ``[1]``, and that reads none of
@@ -123,7 +128,7 @@ class Optimizer:
         "tensor_lists",
         noop_flag="int32 [1]",
         before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag",
-        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3]",
+        disjoint="tensor_lists[1] tensor_lists[2] tensor_lists[3]",
         idle="chunk_size",
     )
     def multi_tensor_sgd(
@@ -148,7 +153,7 @@ class Optimizer:
         is not 0.
         """
 
-    @function("tensor_lists", noop_flag="int32 [1]", apart="tensor_lists[1] tensor_lists[2]", idle="chunk_size")
+    @function("tensor_lists", noop_flag="int32 [1]", disjoint="tensor_lists[1] tensor_lists[2]", idle="chunk_size")
     def multi_tensor_compute_scale_and_scale_inv(
         self,
         chunk_size: int,
@@ -164,7 +169,7 @@ class Optimizer:
         below. ``noop_flag`` is not read. Raises ``DTypeError`` for other types.
         """
 
-    @function("tensor_lists", apart="tensor_lists[1]")
+    @function("tensor_lists", disjoint="tensor_lists[1]")
     def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: int, dummy: Any, tensor_lists: Sequence[Sequence[Tensor]]) -> None:
         """``[amax, out]``: ``out = e8m0(amax * (1 / 448))``, the exponent byte rounded up, of amaxes in fp32, bf16 or fp16; ``out`` is uint8.
 

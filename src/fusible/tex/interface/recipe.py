@@ -24,7 +24,7 @@ class Recipe:
         amax_reduction_buffer="fp32 [n]",
         amax_histories="k * fp32 [h n]",
         scales="k * fp32 (n)",
-        apart="amax_histories scales",
+        disjoint="amax_histories scales",
     )
     def fused_amax_and_scale_update_after_reduction(
         self,

@@ -37,7 +37,7 @@ class ShardedCast:
         amax_rowwise="fp32|=input [a b]",
         amax_colwise="fp32|=input [c d]",
         before="*",
-        apart="amax_rowwise amax_colwise",
+        disjoint="amax_rowwise amax_colwise",
     )
     def mxfp8_scaling_compute_partial_amax(
         self, input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: Size, cols: Size, start_offset: Size
@@ -53,7 +53,7 @@ class ShardedCast:
         scale_inv_rowwise="byte [a b]",
         scale_inv_colwise="byte [c d]",
         before="*",
-        apart="output_rowwise output_colwise",
+        disjoint="output_rowwise output_colwise",
     )
     def mxfp8_scaling_partial_cast(
         self,
@@ -94,7 +94,7 @@ class ShardedCast:
         w_list="k * any",
         start_offset_list="k * any",
         before="*",
-        apart="partial_amax_list global_amax_list",
+        disjoint="partial_amax_list global_amax_list",
     )
     def nvfp4_multi_tensor_compute_partial_amax(
         self,
@@ -158,7 +158,7 @@ class ShardedCast:
         target_scale="byte [rows_padded w]",
         target_amax="fp32 (1)",
         before="*",
-        apart="per_block_scale target_scale target_amax",
+        disjoint="per_block_scale target_scale target_amax",
     )
     def nvfp4_fused_scale(
         self,
@@ -186,7 +186,7 @@ class ShardedCast:
         tile_cols_list="k * any",
         rows_padded_list="k * any",
         before="*",
-        apart="per_block_scale_list target_scale_list target_amax_list",
+        disjoint="per_block_scale_list target_scale_list target_amax_list",
     )
     def nvfp4_multi_tensor_fused_scale(
         self,

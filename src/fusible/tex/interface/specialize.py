@@ -53,5 +53,5 @@ def specialize(method: Callable[..., Any], args: tuple[Any, ...]) -> Specialized
     if how is None:
         return None
     parameters = DECLARATIONS[method.__name__].signature.parameters
-    given = dict(zip(parameters, args, strict=False))
-    return how(method.__self__, CallArguments(**{name: given.get(name, p.default) for name, p in parameters.items()}))  # type: ignore[attr-defined]
+    by_name = dict(zip(parameters, args, strict=False))
+    return how(method.__self__, CallArguments(**{name: by_name.get(name, p.default) for name, p in parameters.items()}))  # type: ignore[attr-defined]

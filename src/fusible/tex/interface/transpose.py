@@ -47,7 +47,7 @@ class Transpose:
         M_list="k * any",
         K_list="k * any",
         before="*",
-        apart="columnwise_data_list columnwise_scale_inv_list",
+        disjoint="columnwise_data_list columnwise_scale_inv_list",
     )
     def nvfp4_2d_multi_tensor_transpose(
         self,

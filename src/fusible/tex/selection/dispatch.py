@@ -135,7 +135,7 @@ def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hea
     lengths = "".join(_shape_test(declaration, p) for p in declaration.signature.parameters.values())
     rest = [p for p in declaration.before if domain_of(declaration.signature.parameters[p].annotation)[0] is None]
     before = f"_check({{{', '.join(f'{p!r}: {p}' for p in rest)}}})" if rest else "pass"
-    heard = f"""
+    observed = f"""
             if _here.note is not None:
                 _result = _method({call.arguments})
                 _here.note(_heard(_method, ({"".join(f"{value}, " for value in call.positional)}), dict({", ".join(call.named)}), _result))
@@ -163,7 +163,7 @@ def _make(_find_key_maker, _choose, _whats_here, _scope_here, _heard, _on_change
             if _method is None:
                 _method = _methods[_key] = _choose(_key, {{{call.by_name}}})
             if _here is None:
-                return _method({call.arguments}){heard if hears else ""}
+                return _method({call.arguments}){observed if hears else ""}
             return _method({call.arguments})
         except Exception as _error:
             _blame(_error, {{{call.by_name}}})

@@ -106,9 +106,9 @@ def _check_options(one: Any, of: str) -> None:
             raise BackendError(expected(what, of=f"{name} of {of}", got=repr(getattr(one, name)), do="pass one"))
 
 
-def _are_dtypes(given: Any) -> bool:
-    is_list = isinstance(given, Iterable) and not isinstance(given, str | torch.Tensor)
-    return is_list and all(isinstance(item, str | torch.dtype) for item in given)
+def _are_dtypes(value: Any) -> bool:
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | torch.Tensor)
+    return is_list and all(isinstance(item, str | torch.dtype) for item in value)
 
 
 def _kind(one: Any) -> str:

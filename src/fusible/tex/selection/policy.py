@@ -64,8 +64,8 @@ class Policy:
 
     def wanted(self, function: str) -> tuple[str, ...]:
         """Who alone may serve ``function``, best first; empty where ``per_function`` does not say."""
-        given = self.per_function.get(function, ())
-        return tuple(given.split("|")) if isinstance(given, str) else given
+        names = self.per_function.get(function, ())
+        return tuple(names.split("|")) if isinstance(names, str) else names
 
     def changed(self, **changes: Any) -> Policy:
         """The policy with ``changes``, which no variable asked for."""
@@ -88,8 +88,8 @@ class Policy:
             "allow_vendors": (knobs.TE_FL_ALLOW_VENDORS,),
             "deny_vendors": (knobs.TE_FL_DENY_VENDORS,),
         }
-        given = {name: next(((knob.name, knob.get()) for knob in several if knob.get()), None) for name, several in read.items()}
-        found = {name: pair for name, pair in given.items() if pair is not None}
+        values = {name: next(((knob.name, knob.get()) for knob in several if knob.get()), None) for name, several in read.items()}
+        found = {name: pair for name, pair in values.items() if pair is not None}
         return cls(**{name: value for name, (_, value) in found.items()}, variables={name: variable for name, (variable, _) in found.items()})
 
 

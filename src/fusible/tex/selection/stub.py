@@ -43,10 +43,10 @@ def _imports(source: Path) -> list[str]:
     return lines
 
 
-def _annotation(given: Any) -> str:
-    if given is Signature.empty:
+def _annotation(annotation: Any) -> str:
+    if annotation is Signature.empty:
         return "Any"
-    return given if isinstance(given, str) else f"{given.__module__.split('.')[1]}.{given.__name__}"  # a class by its room
+    return annotation if isinstance(annotation, str) else f"{annotation.__module__.split('.')[1]}.{annotation.__name__}"  # a class by its room
 
 
 def _parameter(parameter: Parameter) -> str:
@@ -130,9 +130,9 @@ def _beside(path: Path, module: ModuleType) -> str:
     body = "\n\n".join([*(ast.unparse(_WithoutBodies().visit(node)) for node in shown), *(_made(name, getattr(module, name)) for name in made)])
     read = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
     imports = [
-        f"from {node.module} import {name}{f' as {given}' if given in module.__all__ or given != name else ''}"
-        for given, (node, name) in imported.items()
-        if given in module.__all__ or given in read
+        f"from {node.module} import {name}{f' as {own_name}' if own_name in module.__all__ or own_name != name else ''}"
+        for own_name, (node, name) in imported.items()
+        if own_name in module.__all__ or own_name in read
     ]
     return "\n".join([_BESIDE, *imports, "", body]) + "\n"
 

@@ -70,11 +70,11 @@ def _made(title: str, base: type[_Activation], doc: str, op: str, parameters: Se
 
     def __init__(self: _Activation, *args: Any, **options: Any) -> None:
         try:
-            given = taken.bind(*args, **options)
+            bound = taken.bind(*args, **options)
         except TypeError as error:
             raise TypeError(f"{title}.__init__(): {error}") from None
-        given.apply_defaults()
-        base.__init__(self, **given.arguments)
+        bound.apply_defaults()
+        base.__init__(self, **bound.arguments)
 
     own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
     __init__.__signature__ = Signature([own, *parameters], return_annotation="None")  # type: ignore[attr-defined]

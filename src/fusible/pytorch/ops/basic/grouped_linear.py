@@ -163,14 +163,14 @@ class GroupedLinear(WithParameters):
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
         ctx, keywords = basic_op_ctxs[0], basic_op_kwargs[0]
         shapes = {OUTPUT_BUFFER_KEY: (*input_.shape[:-1], self.out_features), GRAD_INPUT_BUFFER_KEY: tuple(input_.shape)}
-        given = {name: keywords[name] for name in shapes if keywords.get(name) is not None}
-        for name, buffer in given.items():
+        buffers = {name: keywords[name] for name in shapes if keywords.get(name) is not None}
+        for name, buffer in buffers.items():
             dtype = input_.dtype if ctx._op is None else te_to_torch_dtype(ctx._op.activation)
             check_buffer(buffer, shapes[name], dtype, input_.device, f"{name} of {type(self).__name__}")
-        into = given.get(OUTPUT_BUFFER_KEY)
+        into = buffers.get(OUTPUT_BUFFER_KEY)
         others.update(basic_op_kwargs=basic_op_kwargs, next_op_input_quantizer=next_op_input_quantizer if into is None else None)
         y, extra = super().fuser_forward(basic_op_ctxs, input_, basic_op_extra_inputs=basic_op_extra_inputs, **others)
-        ctx.dgrad_out = given.get(GRAD_INPUT_BUFFER_KEY)  # type: ignore[attr-defined]
+        ctx.dgrad_out = buffers.get(GRAD_INPUT_BUFFER_KEY)  # type: ignore[attr-defined]
         return y if into is None else write_rows(y, into, basic_op_extra_inputs[0][0]), extra
 
     def fuser_backward(self, basic_op_ctxs: list[OperationContext], grad_output: torch.Tensor, **extra: Any) -> tuple[torch.Tensor, Any, Any]:

@@ -20,7 +20,7 @@ from fusible.tex.backends.cpu.sums import rounded
 from fusible.tex.calls.activation import GatedActivations, elementwise
 from fusible.tex.calls.checks import check_gradient, check_width_even
 from fusible.tex.interface.declare import CallArguments, inherited
-from fusible.tex.interface.kernel_calls import Room
+from fusible.tex.interface.kernel_calls import Buffer
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import QuantizerLike
 
@@ -31,7 +31,7 @@ def _forward(name: str) -> Callable[..., Any]:
     def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
         if call.quantizer is not None or not as_read(call.input):
             return None
-        y = _room_like(call.input)
+        y = _buffer_like(call.input)
         return specialized(y, kernel_call("activation", name=name, src=call.input, dst=y, dtype=y.dtype))
 
     @specialized_by(specialize)
@@ -46,7 +46,7 @@ def _backward(name: str) -> Callable[..., Any]:
     def specialize(self: Any, call: CallArguments) -> SpecializedCall | None:
         if call.quantizer is not None or not as_read(call.grad, call.fwd_input):
             return None
-        dx = _room_like(call.fwd_input)
+        dx = _buffer_like(call.fwd_input)
         return specialized(dx, kernel_call("activation_backward", name=name, grad=call.grad, src=call.fwd_input, dst=dx, dtype=dx.dtype))
 
     @specialized_by(specialize)
@@ -63,7 +63,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
         grad, x = call.grad, call.fwd_input
         if call.quantizer is not None or not as_read(grad, x) or grad.dtype is not x.dtype:
             return None
-        sums, dx = Room(torch.float32, (x.shape[-1],)), _room_like(x)
+        sums, dx = Buffer(torch.float32, (x.shape[-1],)), _buffer_like(x)
         gradient = kernel_call("activation_backward", name=name, grad=grad, src=x, dst=dx, dtype=dx.dtype, bias_grad=sums)
         bias_grad = rounded(sums, x.dtype)
         return None if bias_grad is None else specialized([bias_grad[0], dx], gradient, *bias_grad[1])
@@ -79,8 +79,8 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
     return backward
 
 
-def _room_like(x: Tensor) -> Room:
-    return Room(x.dtype, tuple(x.shape))
+def _buffer_like(x: Tensor) -> Buffer:
+    return Buffer(x.dtype, tuple(x.shape))
 
 
 def _gate(name: str, parameters: Sequence[str]) -> Callable[[Any, CallArguments], SpecializedCall | None]:
@@ -88,7 +88,7 @@ def _gate(name: str, parameters: Sequence[str]) -> Callable[[Any, CallArguments]
         x = call.input
         if call.quantizer is not None or not as_read(x):
             return None
-        y = Room(x.dtype, (*x.shape[:-1], x.shape[-1] // 2))
+        y = Buffer(x.dtype, (*x.shape[:-1], x.shape[-1] // 2))
         options = native_options(name, tuple(getattr(call, parameter) for parameter in parameters))
         return specialized(y, kernel_call("gated_activation", name=name, src=x, dst=y, dtype=x.dtype, **options))
 
@@ -100,7 +100,7 @@ def _gate_gradient(name: str, parameters: Sequence[str]) -> Callable[[Any, CallA
         x = call.fwd_input
         if call.quantizer is not None or not as_read(call.grad, x):
             return None
-        dx, options = _room_like(x), native_options(name, tuple(getattr(call, parameter) for parameter in parameters))
+        dx, options = _buffer_like(x), native_options(name, tuple(getattr(call, parameter) for parameter in parameters))
         return specialized(dx, kernel_call("gated_activation_backward", name=name, grad=call.grad, src=x, dst=dx, dtype=x.dtype, **options))
 
     return specialize

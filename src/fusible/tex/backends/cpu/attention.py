@@ -24,7 +24,7 @@ from fusible.tex.calls.kv_cache import check_cache_call, check_step, room_of_ste
 from fusible.tex.calls.memory_checks import check_no_inner_overlap, check_outputs_disjoint
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.declare import CallArguments, Request, by_name, inherited, requires
-from fusible.tex.interface.kernel_calls import Room
+from fusible.tex.interface.kernel_calls import Buffer
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import to_torch
 
@@ -66,21 +66,21 @@ _STEP = ("q", "k", "v", "k_cache", "v_cache", "cu_new_lens", "cu_cached_lens", "
 
 
 def _step_specialized(self: AttentionKernels, call: CallArguments) -> SpecializedCall | None:
-    given = {name: x for name in _STEP if (x := getattr(call, name)) is not None}
+    tensors = {name: x for name in _STEP if (x := getattr(call, name)) is not None}
     indices = call.cu_new_lens, call.cu_cached_lens, call.page_table, call.start_positions
-    if not _lie_as_kernels_read(tuple(given[name] for name in _STEP[:5])) or not as_read(*(x for x in (*indices, call.angles) if x is not None)):
+    if not _lie_as_kernels_read(tuple(tensors[name] for name in _STEP[:5])) or not as_read(*(x for x in (*indices, call.angles) if x is not None)):
         return None
     if any(x is not None and x.dtype is not torch.int32 for x in indices):
         return None
     found = _step_as_data(call, (call.max_new_len, room_of_step(call)))
-    numbers = {name: number for name, x in given.items() for number, operand in enumerate(found.operands) if operand is x}
-    if len(numbers) < len(given):
+    numbers = {name: number for name, x in tensors.items() for number, operand in enumerate(found.operands) if operand is x}
+    if len(numbers) < len(tensors):
         return None
-    plain, others = found.compute, {name: value for name, value in vars(call).items() if name not in given}
+    plain, others = found.compute, {name: value for name, value in vars(call).items() if name not in tensors}
 
     def compute(*operands: Tensor) -> Tensor:
         by_name = {name: operands[number] for name, number in numbers.items()}
-        if _lie_apart(*(by_name[name] for name in _STEP[:5])):
+        if _caches_disjoint(*(by_name[name] for name in _STEP[:5])):
             return plain(*operands)
         return self.prim_attention_step(**by_name, **others)
 
@@ -91,12 +91,12 @@ def _step_as_data(call: CallArguments, sizes: tuple[int, int]) -> SpecializedCal
     lengths, cached, table = call.cu_new_lens, call.cu_cached_lens, call.page_table
     q, k, turned = call.q, call.k, []
     if call.angles is not None:
-        q, k = Room(q.dtype, tuple(q.shape)), Room(k.dtype, tuple(k.shape))
+        q, k = Buffer(q.dtype, tuple(q.shape)), Buffer(k.dtype, tuple(k.shape))
         how = {"sequence_first": False, "interleaved": call.interleaved, "backward": False, "start_positions": call.start_positions}
         of = {"freqs": call.angles, "cu_seqlens": lengths}
         turned = [kernel_call("rope", src=src, dst=dst, **how, **of) for src, dst in ((call.q, q), (call.k, k))]
     kept = {"k_cache": call.k_cache, "v_cache": call.v_cache, "table": table, "new_lengths": lengths, "cached_lengths": cached, "paged": True}
-    out, stats, largest = (Room(dtype, (*q.shape[:2], n)) for dtype, n in ((q.dtype, call.v.shape[-1]), (torch.float32, 1), (torch.float32, 1)))
+    out, stats, largest = (Buffer(dtype, (*q.shape[:2], n)) for dtype, n in ((q.dtype, call.v.shape[-1]), (torch.float32, 1), (torch.float32, 1)))
     mask = dict(zip(_MASK, _mask_of_step(call, check_step(call)), strict=True))
     lying = {"lengths_q": lengths, "lengths_kv": cached, "page_table_k": table, "page_table_v": table}
     lying |= dict(zip(("max_seqlen_q", "max_seqlen_kv"), sizes, strict=True))
@@ -191,9 +191,9 @@ class AttentionKernels(AttentionBySteps):
         caches = [_readable(cache) for cache in (call.k_cache, call.v_cache)]
         tokens = [_readable(_tokens(new.to(cache.dtype), name)) for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache))]
         native.copy_to_cache(tokens[0], caches[0], tokens[1], caches[1], table, new_lengths, cached_lengths, not call.is_non_paged)
-        for given, written in zip((call.k_cache, call.v_cache), caches, strict=True):
-            if written is not given:
-                given.copy_(written)
+        for original, written in zip((call.k_cache, call.v_cache), caches, strict=True):
+            if written is not original:
+                original.copy_(written)
 
     @specialized_by(_step_specialized)
     @requires(_refused_step)
@@ -222,10 +222,10 @@ def _lie_as_kernels_read(memory: tuple[Tensor, ...]) -> bool:
     *read, keys, values = memory
     if any(x.stride(-1) != 1 for x in read) or not (keys.is_contiguous() and values.is_contiguous()):
         return False
-    return _lie_apart(*memory)
+    return _caches_disjoint(*memory)
 
 
-def _lie_apart(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> bool:
+def _caches_disjoint(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether none of the caches lies in another's memory."""
     places = [x.untyped_storage().data_ptr() for x in (q, k, v)]
     of_keys, of_values = keys.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()

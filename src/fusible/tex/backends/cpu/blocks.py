@@ -33,7 +33,7 @@ from fusible.tex.formats import (
 )
 from fusible.tex.formats.block_reading import BlockReader, Codes
 from fusible.tex.formulas.nvfp4 import largest_value
-from fusible.tex.interface.kernel_calls import KernelCall, Part, Room, part_of
+from fusible.tex.interface.kernel_calls import Buffer, KernelCall, View, view_of
 from fusible.tex.protocol import fp8_format, outer, process_group
 
 __all__ = [
@@ -97,12 +97,12 @@ class StoredCodes(NamedTuple):
     """An operand of a product where it lies, for a kernel's call: data and scales are tensors or parts of such, transposed where ``turned``; the
     factor of all is a number, a tensor of one, or what the calls ``before`` make."""
 
-    data: Tensor | Part
+    data: Tensor | View
     turned: bool
     dtype: torch.dtype | int
-    scales: Tensor | Part | None
+    scales: Tensor | View | None
     tiled: bool
-    factor: Tensor | Room | float
+    factor: Tensor | Buffer | float
     before: tuple[KernelCall, ...] = ()
 
 
@@ -140,12 +140,12 @@ def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
 
 def _fill(output: Any, buffers: dict[str, Tensor], options: dict[str, Any], *, skip: bool) -> Any:
     for name, new in buffers.items():
-        held = getattr(output, f"_{name}")
-        if held is None:
+        buffer = getattr(output, f"_{name}")
+        if buffer is None:
             setattr(output, f"_{name}", new)
         elif not skip:
-            with writing(held):
-                held.copy_(new.view(held.shape))
+            with writing(buffer):
+                buffer.copy_(new.view(buffer.shape))
     for name, value in options.items():
         setattr(output, f"_{name}", value)
     return output
@@ -211,17 +211,17 @@ def stored_codes(x: Any, way: str) -> StoredCodes | None:
     if codes is None or form.is_swizzled(x) or not as_read(data, scales):
         return None
     described = StoredCodes(
-        data if data.shape == codes.data.shape else part_of(data, codes.data),
+        data if data.shape == codes.data.shape else view_of(data, codes.data),
         codes.turned,
         int(codes.dtype),
-        scales if scales.dtype is codes.scales.dtype else part_of(scales, scales.view(codes.scales.dtype)),
+        scales if scales.dtype is codes.scales.dtype else view_of(scales, scales.view(codes.scales.dtype)),
         codes.tiled,
         1.0,
     )
     largest = FORMATS[form].largest
     if largest is None:
         return described
-    amax, factor = getattr(x, f"_amax_{way}"), Room(torch.float32, (1,))
+    amax, factor = getattr(x, f"_amax_{way}"), Buffer(torch.float32, (1,))
     return described._replace(factor=factor, before=(kernel_call("quotient", src=amax, by=largest(x), dst=factor),)) if as_read(amax) else None
 
 

@@ -25,7 +25,7 @@ from fusible.tex.enums import DType
 from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
 from fusible.tex.formats.block_reading import Codes
 from fusible.tex.interface.declare import DECLARATIONS, CallArguments, Request, handing_on, inherited, requires
-from fusible.tex.interface.kernel_calls import Room
+from fusible.tex.interface.kernel_calls import Buffer
 from fusible.tex.interface.specialize import SpecializedCall, specialize, specialized_by
 from fusible.tex.protocol import to_torch
 from fusible.tex.selection.dispatch import method_after, successor
@@ -86,16 +86,16 @@ def _stored(x: Any, transpose: bool, way: str) -> StoredCodes | None:
     return None if stored is None else stored._replace(turned=transpose != stored.turned)
 
 
-def _sums_apart(given: Mapping[str, Any]) -> bool:
+def _sums_separately(arguments: Mapping[str, Any]) -> bool:
     """Whether a product that is handed over goes with the sum of B's rows, the gradient of a bias: sums of rows have one order here, and are added up
     here."""
-    return given["grad"] and given["bias"] is not None and not given["gelu"] and given["quantizer"] is None
+    return arguments["grad"] and arguments["bias"] is not None and not arguments["gelu"] and arguments["quantizer"] is None
 
 
 def _specialized_elsewhere(self: GemmKernels, call: CallArguments) -> SpecializedCall | None:
-    sums = _sums_apart(vars(call))
-    given = vars(call) | {"bias": None} if sums else vars(call)
-    found = specialize(method_after(self, "generic_gemm", **given), tuple(given.values()))  # type: ignore[arg-type]
+    sums = _sums_separately(vars(call))
+    for_next = vars(call) | {"bias": None} if sums else vars(call)
+    found = specialize(method_after(self, "generic_gemm", **for_next), tuple(for_next.values()))  # type: ignore[arg-type]
     if found is None or not sums:
         return found
     place = next((place for place, x in enumerate(found.operands) if x is call.B), None)
@@ -125,9 +125,9 @@ def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | No
     left, right = _stored(call.B, call.transB, ways[1]), _stored(call.A, call.transA, ways[0])
     if left is None or right is None or left.tiled:
         return None
-    result, pre = Room(job.dtype, job.shape.output) if job.D is None else job.D, None
+    result, pre = Buffer(job.dtype, job.shape.output) if job.D is None else job.D, None
     if call.gelu:
-        pre = Room(to_torch(call.bias_type) if job.quantized and call.bias_type is not None else job.dtype, job.shape.output)
+        pre = Buffer(to_torch(call.bias_type) if job.quantized and call.bias_type is not None else job.dtype, job.shape.output)
     of_left = {"left": left.data, "left_transposed": left.turned, "left_dtype": left.dtype, "left_scale": left.factor, "left_scales": left.scales}
     of_right = {"right": right.data, "right_transposed": right.turned, "right_dtype": right.dtype, "right_scale": right.factor}
     of_right |= {"right_scales": right.scales, "right_tiled": right.tiled}
@@ -221,13 +221,13 @@ class GemmKernels(GemmBySteps):
 
     def _handed_over(self, *arguments: Any) -> list[Any]:
         """By the next backend; where there is none that may serve, here."""
-        given = dict(zip(_PARAMETERS, arguments, strict=True))
-        sums = _sums_apart(given)
+        by_name = dict(zip(_PARAMETERS, arguments, strict=True))
+        sums = _sums_separately(by_name)
         try:
-            found: list[Any] = _of_next(self)(**(given | {"bias": None} if sums else given))
+            found: list[Any] = _of_next(self)(**(by_name | {"bias": None} if sums else by_name))
         except NotServedError:
-            return self._own_gemm(*(given[name] for name in _OWN_PARAMETERS))
-        return [found[0], _row_sum(given["B"], found[0].dtype), *found[2:]] if sums else found
+            return self._own_gemm(*(by_name[name] for name in _OWN_PARAMETERS))
+        return [found[0], _row_sum(by_name["B"], found[0].dtype), *found[2:]] if sums else found
 
     def _gemm(self, job: _Job, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any, grad: bool) -> tuple[Any, Any, Any]:
         if grad:

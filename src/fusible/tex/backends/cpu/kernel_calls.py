@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.calls.call_text import compiled
-from fusible.tex.interface.kernel_calls import KernelCall, KernelCalls, Operand, Part, Room, as_data
+from fusible.tex.interface.kernel_calls import Buffer, KernelCall, KernelCalls, Operand, View, as_data
 from fusible.tex.interface.specialize import SpecializedCall
 
 __all__ = ["Value", "call", "native_program", "specialized"]
@@ -34,8 +34,8 @@ def _function_of(kernels: KernelCalls, count: int) -> Callable[..., Any]:
     """The calls as a Python function of the operands, a line each."""
     text = _Text()
     for function, arguments in kernels.calls:
-        given = ", ".join(f"{name}={text.of(value)}" for name, value in arguments.items())
-        text.lines.append(f"    {text.named(_OWN.get(function) or getattr(native, function))}({given})")
+        passed = ", ".join(f"{name}={text.of(value)}" for name, value in arguments.items())
+        text.lines.append(f"    {text.named(_OWN.get(function) or getattr(native, function))}({passed})")
     text.lines.append(f"    return {text.of(kernels.result)}")
     head = f"def compute({', '.join(f'o{number}' for number in range(count))}):"
     return compiled("\n".join((head, *text.lines)) + "\n", f"{__file__}: call {next(_numbers)}", "compute", text.names, passing=True)
@@ -54,14 +54,14 @@ class _Text:
         return name
 
     def of(self, value: Any) -> str:
-        """How ``value`` stands in a line; rooms and parts are made where they first come."""
+        """How ``value`` stands in a line; buffers and views are made where they first come."""
         if isinstance(value, list):
             return f"[{', '.join(map(self.of, value))}]"
         if isinstance(value, Operand):
             return f"o{value.number}"
-        if isinstance(value, Room):
+        if isinstance(value, Buffer):
             return self._made_by(value, f"{self.named(torch.empty)}({value.shape!r}, dtype={self.named(value.dtype)})")
-        if isinstance(value, Part):
+        if isinstance(value, View):
             return self._made_by(value, f"{self.named(_view)}({self.of(value.of)}, {self.named(value)})")
         return repr(value) if value is None or type(value) in (bool, int, str) else self.named(value)
 
@@ -72,10 +72,10 @@ class _Text:
         return self._made[id(value)]
 
 
-def _view(of: Tensor, part: Part) -> Tensor:
-    size, begin = part.dtype.itemsize, of.storage_offset() * of.element_size() + part.offset
-    typed = of if of.dtype is part.dtype else of.view(part.dtype) if of.element_size() == size else of.view(torch.uint8)
-    return torch.as_strided(typed, part.shape, part.strides, begin // size)
+def _view(of: Tensor, view: View) -> Tensor:
+    size, begin = view.dtype.itemsize, of.storage_offset() * of.element_size() + view.offset
+    typed = of if of.dtype is view.dtype else of.view(view.dtype) if of.element_size() == size else of.view(torch.uint8)
+    return torch.as_strided(typed, view.shape, view.strides, begin // size)
 
 
 def _copy(src: Tensor, dst: Tensor) -> None:

@@ -15,7 +15,7 @@ from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.normalization import NormalizationBySteps, NormGradient, NormOutput
 from fusible.tex.interface.declare import CallArguments, inherited
-from fusible.tex.interface.kernel_calls import Room
+from fusible.tex.interface.kernel_calls import Buffer
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import outer, to_torch
 
@@ -28,39 +28,39 @@ def _writes_like(x: Tensor, call: CallArguments) -> bool:
 
 
 def _layernorm_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
-    return _norm(call, call.bias, Room(torch.float32, (outer(call.input.shape),))) if call.bias is None or as_read(call.bias) else None
+    return _norm(call, call.bias, Buffer(torch.float32, (outer(call.input.shape),))) if call.bias is None or as_read(call.bias) else None
 
 
 def _rmsnorm_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
     return _norm(call, None, None)
 
 
-def _norm(call: CallArguments, bias: Tensor | None, mu: Room | None) -> SpecializedCall | None:
+def _norm(call: CallArguments, bias: Tensor | None, mu: Buffer | None) -> SpecializedCall | None:
     x: Tensor = call.input
     if not _writes_like(x, call):
         return None
-    y, rsigma = Room(x.dtype, tuple(x.shape)), Room(torch.float32, (outer(x.shape),))
+    y, rsigma = Buffer(x.dtype, tuple(x.shape)), Buffer(torch.float32, (outer(x.shape),))
     options = {"eps": call.eps, "zero_centered_gamma": call.zero_centered_gamma, "dtype": x.dtype}
     return specialized([y, mu, rsigma], kernel_call("norm_fwd", x=x, weight=call.weight, bias=bias, mu=mu, rsigma=rsigma, dst=y, **options))
 
 
 def _layernorm_gradient_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
-    return _norm_gradient(call, call.mu, Room(call.gamma.dtype, tuple(call.gamma.shape)))
+    return _norm_gradient(call, call.mu, Buffer(call.gamma.dtype, tuple(call.gamma.shape)))
 
 
 def _rmsnorm_gradient_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
     return _norm_gradient(call, None, None)
 
 
-def _norm_gradient(call: CallArguments, mu: Tensor | None, dbeta: Room | None) -> SpecializedCall | None:
+def _norm_gradient(call: CallArguments, mu: Tensor | None, dbeta: Buffer | None) -> SpecializedCall | None:
     """The gradient ``dz`` alone may be laid out otherwise than it is read, as that of a sum is."""
     dz, x, gamma, add = call.dz, call.x, call.gamma, getattr(call, "add", None)
     if type(dz) not in PLAIN or not dz.is_cpu or not as_read(x, call.rsigma, gamma, *(t for t in (mu, add) if t is not None)):
         return None
-    dx, dgamma, lying = Room(x.dtype, tuple(x.shape)), Room(gamma.dtype, tuple(gamma.shape)), dz
+    dx, dgamma, lying = Buffer(x.dtype, tuple(x.shape)), Buffer(gamma.dtype, tuple(gamma.shape)), dz
     copied = []
     if not dz.is_contiguous():
-        lying = Room(dz.dtype, tuple(dz.shape))
+        lying = Buffer(dz.dtype, tuple(dz.shape))
         copied = [kernel_call("copy", src=dz, dst=lying)]
     written = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta, "zero_centered_gamma": call.zero_centered_gamma}
     gradient = kernel_call("norm_bwd", dz=lying, x=x, mu=mu, rsigma=call.rsigma, weight=gamma, add=add, **written)

@@ -84,7 +84,7 @@ class _Written:
         for x in tensors:
             if not x.is_contiguous():
                 check_no_inner_overlap(x, "tensor_lists")
-        self._given = tensors
+        self._originals = tensors
         self.tensors = _contiguous(tensors)
 
     def copy_back(self) -> None:
@@ -93,6 +93,6 @@ class _Written:
 
     def copies_back(self) -> list[Write]:
         """The writes that do so."""
-        pairs = zip(self._given, self.tensors, strict=True)
-        copies = [partial(given.detach().copy_, written) for given, written in pairs if not given.is_contiguous()]
-        return [*copies, partial(torch._C._increment_version, [x for x in self._given if not x.is_inference()])]
+        pairs = zip(self._originals, self.tensors, strict=True)
+        copies = [partial(original.detach().copy_, written) for original, written in pairs if not original.is_contiguous()]
+        return [*copies, partial(torch._C._increment_version, [x for x in self._originals if not x.is_inference()])]

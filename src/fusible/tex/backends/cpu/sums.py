@@ -13,7 +13,7 @@ from fusible.tex.backends.cpu.kernel_calls import specialized
 from fusible.tex.backends.cpu.layouts import as_read
 from fusible.tex.interface.arguments import DTypeLike
 from fusible.tex.interface.declare import CallArguments
-from fusible.tex.interface.kernel_calls import KernelCall, Room
+from fusible.tex.interface.kernel_calls import Buffer, KernelCall
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import to_torch
 
@@ -27,24 +27,24 @@ def sums_of_columns(x: Tensor, out: Tensor | None = None) -> Tensor:
     return sums
 
 
-def sums_as_data(x: Tensor, dtype: torch.dtype) -> tuple[Room, list[KernelCall]] | None:
+def sums_as_data(x: Tensor, dtype: torch.dtype) -> tuple[Buffer, list[KernelCall]] | None:
     """The calls that sum ``x`` over its rows and round to ``dtype``, and what comes of them."""
     if not as_read(x):
         return None
-    sums = Room(torch.float32, (x.shape[-1],))
+    sums = Buffer(torch.float32, (x.shape[-1],))
     summed = kernel_call("column_sums", src=x, dst=sums)
     if (result := rounded(sums, dtype)) is None:
         return None
     return result[0], [summed, *result[1]]
 
 
-def rounded(sums: Room, dtype: torch.dtype) -> tuple[Room, list[KernelCall]] | None:
+def rounded(sums: Buffer, dtype: torch.dtype) -> tuple[Buffer, list[KernelCall]] | None:
     """``sums``, of fp32, in ``dtype``; None where no kernel rounds to it."""
     if dtype is torch.float32:
         return sums, []
     if dtype is not torch.bfloat16:
         return None
-    result = Room(dtype, sums.shape)
+    result = Buffer(dtype, sums.shape)
     return result, [kernel_call("round", src=sums, dst=result)]
 
 

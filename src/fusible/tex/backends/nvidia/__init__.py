@@ -37,13 +37,13 @@ def _workspace(device: torch.device, stream: int, place: int) -> torch.Tensor:
 
 def _with_workspace(arguments: dict[str, Any], native: ModuleType) -> None:
     """Give a product the memory that it works in, where the caller left that to the backend."""
-    given = arguments.get("workspace", ...)
-    if given is None or given == []:
+    workspace = arguments.get("workspace", ...)
+    if workspace is None or workspace == []:
         stream = torch.cuda.current_stream()
-        places = range(1 if given is None else native.get_num_cublas_streams())
+        places = range(1 if workspace is None else native.get_num_cublas_streams())
         each = [_workspace(stream.device, stream.cuda_stream, place) for place in places]
-        size = "workspace_size" if given is None else "workspaceSize"
-        arguments.update({"workspace": each[0] if given is None else each, size: each[0].numel()})
+        size = "workspace_size" if workspace is None else "workspaceSize"
+        arguments.update({"workspace": each[0] if workspace is None else each, size: each[0].numel()})
     if arguments.get("bias_type", ...) is None:
         arguments["bias_type"] = DType.kBFloat16  # read where there is a bias
 

@@ -110,14 +110,14 @@ class Crossing:
 
     def _quantizer(self, quantizer: Any) -> Any:
         cls = self._class(quantizer)
-        given = {}
+        fields = {}
         for name in list(inspect.signature(cls.__init__).parameters)[1:]:
             attribute = _ATTRIBUTES.get(name, name)
             if hasattr(quantizer, attribute):
-                given[name] = getattr(quantizer, attribute)
-        if given.get("amax", 0) is None:  # the native library raises an amax, and does not make one
-            given["amax"] = torch.zeros(1, dtype=torch.float32, device=quantizer.scale.device)
-        made = cls(**given)
+                fields[name] = getattr(quantizer, attribute)
+        if fields.get("amax", 0) is None:  # the native library raises an amax, and does not make one
+            fields["amax"] = torch.zeros(1, dtype=torch.float32, device=quantizer.scale.device)
+        made = cls(**fields)
         made.internal, made.optimize_for_gemm = quantizer.internal, quantizer.optimize_for_gemm
         return made
 

@@ -55,7 +55,7 @@ def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
         method = getattr(cls, name)
         if method is not getattr(TEXBackendBase, name):
             declaration = DECLARATIONS[name]
-            if declaration.apart or declaration.alone:
+            if declaration.disjoint or declaration.alone:
                 method = writing_without_overlap(method, declaration)
             setattr(cls, name, as_kernel(method))
     return cls
@@ -108,7 +108,7 @@ def _is_of_format(kind: tuple[Any, ...]) -> bool:
 
 def _refused_beside_double(request: Request) -> str | None:
     """Why a request with operands in fp64 is refused for what else it has, or None."""
-    kinds = [(name, kind) for name, given in request.kinds for kind in tensor_kinds(given)]
+    kinds = [(name, kind) for name, tree in request.kinds for kind in tensor_kinds(tree)]
     double = next((name for name, kind in kinds if kind[-1] is torch.float64 and not _is_of_format(kind)), None)
     if double is None:
         return None

@@ -70,12 +70,12 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         return self if call.q.is_cpu else _BEST
 
     def _attention_operands(self, call: CallArguments) -> tuple[Layout, _Formats]:
-        given = layout(call.qkv_layout) or Layout("", "")  # it is not known yet whether it is served
-        orders = {"Q": given.q, "K": given.kv, "V": given.kv}
+        qkv = layout(call.qkv_layout) or Layout("", "")  # it is not known yet whether it is served
+        orders = {"Q": qkv.q, "K": qkv.kv, "V": qkv.kv}
         if hasattr(call, "dO"):
             formats = _formats(call, call.dqkv_quantizer, call.dp_quantizer)
             without_gradient(call)
-            orders |= {"O": format_name(call.o_format, given.q), "dO": format_name(call.do_format, given.q)}
+            orders |= {"O": format_name(call.o_format, qkv.q), "dO": format_name(call.do_format, qkv.q)}
         else:
             formats = _formats(call, call.o_quantizer, call.s_quantizer)
         read(call, **orders)

@@ -51,10 +51,10 @@ class Scores(ScoreRules[Tensor]):
         j = torch.arange(piece.skv, device=device)
         batch = torch.arange(piece.first, piece.first + piece.count, device=device).view(-1, 1, 1, 1) if self.dropout else None
         if piece.lengths_q is None or piece.lengths_kv is None:
-            queries, keys = Tokens(batch, i, piece.sq, None, apart=False), Tokens(batch, j, piece.skv, None, apart=False)
+            queries, keys = Tokens(batch, i, piece.sq, None, packed=False), Tokens(batch, j, piece.skv, None, packed=False)
         else:
             sq, skv = piece.lengths_q.view(-1, 1, 1, 1), piece.lengths_kv.view(-1, 1, 1, 1)
-            queries, keys = Tokens(batch, i, sq, i < sq, apart=False), Tokens(batch, j, skv, j < skv, apart=False)
+            queries, keys = Tokens(batch, i, sq, i < sq, packed=False), Tokens(batch, j, skv, j < skv, packed=False)
         return Part(self, queries, keys, None if self.bias is None else self.bias_of(piece, self.bias))
 
 

@@ -60,19 +60,21 @@ class ContextParallelKernels(ContextParallel):
     @by_name
     def thd_out_correction(self, call: CallArguments) -> None:
         out, out_per_step = call.out, call.out_per_step
-        given = out_correction(*vars(call).values())
-        seg = _whole(out.shape[0], given.cu_seqlens)
+        corrected = out_correction(*vars(call).values())
+        seg = _whole(out.shape[0], corrected.cu_seqlens)
         touched, before = seg.inside, torch.zeros_like(seg.position)
-        if given.only_second_half:
+        if corrected.only_second_half:
             before = seg.length // 2
             touched = touched.logical_and(seg.position >= before)
-        row = (seg.start // 2 if given.only_second_half else seg.start) + seg.position - before
-        lse, step_lse = (_of_tokens(x, seg, index, given.lse_packed) for x, index in ((given.lse, None), (given.lse_per_step, (row, before))))
+        row = (seg.start // 2 if corrected.only_second_half else seg.start) + seg.position - before
+        lse, step_lse = (
+            _of_tokens(x, seg, index, corrected.lse_packed) for x, index in ((corrected.lse, None), (corrected.lse_per_step, (row, before)))
+        )
         change = _weight(step_lse, lse) * out_per_step.index_select(0, row.clamp(0, max(out_per_step.shape[0] - 1, 0))).float()
-        if given.old_lse is None:
+        if corrected.old_lse is None:
             change.add_(out)
         else:
-            change.addcmul_(out.float(), _weight(_of_tokens(given.old_lse, seg, None, given.lse_packed), lse))
+            change.addcmul_(out.float(), _weight(_of_tokens(corrected.old_lse, seg, None, corrected.lse_packed), lse))
         out.copy_(torch.where(_along(touched, 0, out.dim()), change.to(out.dtype), out))
 
     def thd_grad_correction(self, grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str) -> None:

@@ -73,7 +73,7 @@ class GroupedKernels(GroupedFormulas):
             setattr(grouped_x, field, buffer)
         grouped_x.quantizer, grouped_x.num_tensors = quantizer, num_tensors
         grouped_x.first_dims = first_dims
-        grouped_x.tensor_offsets = offsets_of(layout, first_dims, None, tensor_offsets, _held(grouped_x).device)
+        grouped_x.tensor_offsets = offsets_of(layout, first_dims, None, tensor_offsets, _buffer_of(grouped_x).device)
         grouped_x.offsets = grouped_x.tensor_shapes = grouped_x.quantized_tensors = None
         form = scheme_of(quantizer).format
         if quantizer.optimize_for_gemm and isinstance(form, BlockFormat) and form.swizzles:
@@ -112,7 +112,7 @@ class GroupedKernels(GroupedFormulas):
         return self._dequantized(x, to_torch(otype)).view(-1)
 
     def _group_offsets(self, x: Any) -> Tensor | None:
-        return offsets_of(layout_of_grouped(x), x.first_dims, x.last_dims, x.tensor_offsets, _held(x).device)
+        return offsets_of(layout_of_grouped(x), x.first_dims, x.last_dims, x.tensor_offsets, _buffer_of(x).device)
 
     def _solve(self, problems: list[Problem], shapes: list[GemmShape], transa: bool, transb: bool, grad: bool, bias_type: Any) -> None:
         if not as_one_batch(problems, shapes, transa, transb):
@@ -122,11 +122,11 @@ class GroupedKernels(GroupedFormulas):
     def _dequantized(self, x: Any, dtype: torch.dtype) -> Tensor:
         """The values of a quantized grouped tensor in its logical shape, 0 where no member lies."""
         layout, found = layout_of_grouped(x), members(x, empty_quantized, bare=True)
-        values = torch.zeros(layout.total, dtype=dtype, device=_held(x).device)
+        values = torch.zeros(layout.total, dtype=dtype, device=_buffer_of(x).device)
         for place, member in zip(layout.pieces(values), found, strict=True):
             place.copy_(self.dequantize(member, dtype))  # type: ignore[attr-defined]
         return values.view(tuple(x.logical_shape))
 
 
-def _held(x: Any) -> Tensor:
+def _buffer_of(x: Any) -> Tensor:
     return x.rowwise_data if x.rowwise_data is not None else x.columnwise_data

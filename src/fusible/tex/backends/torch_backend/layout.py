@@ -84,13 +84,13 @@ class LayoutKernels(Layout):
             of, got = f"original_format of {function}", repr(original_format)
             raise ArgumentError(expected("'sbhd' or 'bshd'", of=of, got=got, do="pass one of the two"))
         views = [_heads_first(x, original_format, function) for x in inputs]
-        given = outputs or [None] * len(inputs)
-        check_equal_lengths(f"inputs and outputs of {function}", inputs, given)
-        check_each(given, lambda x: x is None or isinstance(x, Tensor), "a tensor or None", f"outputs of {function}")
-        for view, out in zip(views, given, strict=True):
+        outs = outputs or [None] * len(inputs)
+        check_equal_lengths(f"inputs and outputs of {function}", inputs, outs)
+        check_each(outs, lambda x: x is None or isinstance(x, Tensor), "a tensor or None", f"outputs of {function}")
+        for view, out in zip(views, outs, strict=True):
             if view is not None and out is not None:
                 check_wider(out, view, f"outputs of {function}")
-        return [None if view is None else _padded(view, out) for view, out in zip(views, given, strict=True)]
+        return [None if view is None else _padded(view, out) for view, out in zip(views, outs, strict=True)]
 
     def multi_tensor_pad_last_dim(self, inputs: Sequence[Any], alignment: int) -> list[Any]:
         if alignment < 1:

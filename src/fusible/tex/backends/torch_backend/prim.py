@@ -16,7 +16,7 @@ from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.formulas.prim import PrimFormulas
 from fusible.tex.interface.arguments import DTypeLike
 from fusible.tex.interface.declare import CallArguments, inherited
-from fusible.tex.interface.kernel_calls import KernelCall, Part, Room, as_data, part_of
+from fusible.tex.interface.kernel_calls import Buffer, KernelCall, View, as_data, view_of
 from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.protocol import accumulator, to_torch
 
@@ -27,10 +27,10 @@ def _views(x: Tensor) -> bool:
     return type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and x.numel() > 0
 
 
-def _part_of(x: Tensor, *views: Tensor) -> list[Part] | None:
+def _part_of(x: Tensor, *views: Tensor) -> list[View] | None:
     """Each of ``views`` as a part of ``x``; None where one does not lie in its memory, as what was copied."""
     memory = x.untyped_storage().data_ptr()
-    return [part_of(x, view) for view in views] if all(view.untyped_storage().data_ptr() == memory for view in views) else None
+    return [view_of(x, view) for view in views] if all(view.untyped_storage().data_ptr() == memory for view in views) else None
 
 
 def _reshape_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
@@ -59,7 +59,7 @@ def _copy_specialized(self: Any, call: CallArguments) -> SpecializedCall | None:
     x = call.x
     if not _views(x) or x.dtype not in _COPIED:
         return None
-    y = Room(x.dtype, tuple(x.shape))
+    y = Buffer(x.dtype, tuple(x.shape))
     copied = as_data([KernelCall("copy", {"src": x, "dst": y})], y)
     return SpecializedCall(lambda x: x.clone(memory_format=torch.contiguous_format), *copied)
 

@@ -88,8 +88,8 @@ def _topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     width = x.shape[-1] // _SET
     sets = x.unflatten(-1, (_SET, width))
     found = sets.amax(-2).topk(count, dim=-1, sorted=False).indices
-    held = sets.gather(-1, found.unsqueeze(-2).expand(*found.shape[:-1], _SET, count)).flatten(-2)
-    values, place = held.topk(count, dim=-1)
+    candidates = sets.gather(-1, found.unsqueeze(-2).expand(*found.shape[:-1], _SET, count)).flatten(-2)
+    values, place = candidates.topk(count, dim=-1)
     return values, found.gather(-1, place % count).add_(place // count, alpha=width)
 
 
@@ -143,13 +143,13 @@ def routing_map(indices: Tensor, routing: Routing) -> Tensor:
     return packed.scatter_add_(-1, indices >> 3, bits).to(torch.uint8)
 
 
-def marked(given: Tensor, routing: Routing, dense: bool) -> Tensor:
+def marked(map_: Tensor, routing: Routing, dense: bool) -> Tensor:
     """bool ``[*leading, experts]`` of a routing map, or of the chosen experts where ``dense``."""
     if dense:
-        return routing_map(given.to(torch.int64), routing._replace(map_format=int(NVTERoutingMapFormat.BYTEMAP)))
+        return routing_map(map_.to(torch.int64), routing._replace(map_format=int(NVTERoutingMapFormat.BYTEMAP)))
     if routing.map_format == NVTERoutingMapFormat.BYTEMAP:
-        return given.bool()
-    bits = given.unsqueeze(-1).bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=given.device)).bitwise_and_(1)
+        return map_.bool()
+    bits = map_.unsqueeze(-1).bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=map_.device)).bitwise_and_(1)
     return bits.flatten(-2)[..., : routing.experts].bool()
 
 

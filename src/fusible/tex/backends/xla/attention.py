@@ -49,11 +49,11 @@ def _paged(lay: Layout, call: CallArguments) -> _Operands:
     """Each sequence by itself: its queries, and all tokens that its row of the page table reaches."""
     longest = int(call.max_seqlen_kv)
     k, v = (kv_cache.gathered(x, table, lay.kv, longest) for x, table in ((call.K, call.page_table_k), (call.V, call.page_table_v)))
-    apart = kv_cache.Apart.of(lay, call)
-    q = heads_first(call.Q, lay.q) if apart is None else apart.rows(call.Q)
+    unpacked = kv_cache.UnpackedRows.of(lay, call)
+    q = heads_first(call.Q, lay.q) if unpacked is None else unpacked.rows(call.Q)
     b, tokens = q.shape[0], min(k.shape[2], v.shape[2])
     sizes_q = sizes_kv = None
-    if apart is not None or int(call.attn_mask_type) in PADDING:
+    if unpacked is not None or int(call.attn_mask_type) in PADDING:
         sides = (call.cu_seqlens_q, "q"), (call.cu_seqlens_kv, "kv")
         sizes_q, sizes_kv = (lengths(lazy.cast(bounds(cu, side), lazy.int32)[: b + 1]) for cu, side in sides)
     queries, keys = _dense(b, q.shape[2], sizes_q, False), _dense(b, tokens, sizes_kv, True)
@@ -61,7 +61,7 @@ def _paged(lay: Layout, call: CallArguments) -> _Operands:
     if keys.inside is not None:
         # Past a sequence's end are pages of others: what is not finite there would come through a probability of 0.
         v = lazy.where(lazy.reshape(keys.inside, (b, 1, tokens, 1)), v, lazy.zeros((), v.dtype))
-    return _Operands(q, k, v, queries, keys, from_heads_first if apart is None else apart.restore)
+    return _Operands(q, k, v, queries, keys, from_heads_first if unpacked is None else unpacked.restore)
 
 
 def _keys(x: Tensor, lay: Layout) -> Tensor:
@@ -93,7 +93,7 @@ def _tokens(lay: Layout, call: CallArguments) -> tuple[Tokens, Tokens]:
     ):
         column = side == "kv"
         if lay.q == "THD":
-            sides.append(_apart(name, x, bounds(cu, side), padded, column))
+            sides.append(_packed(name, x, bounds(cu, side), padded, column))
         else:
             b, _, s, _ = heads_first(x, name).shape
             sizes = lengths(lazy.cast(bounds(cu, side), lazy.int32)) if int(call.attn_mask_type) in PADDING else None
@@ -101,7 +101,7 @@ def _tokens(lay: Layout, call: CallArguments) -> tuple[Tokens, Tokens]:
     return sides[0], sides[1]
 
 
-def _apart(name: str, x: Tensor, cu: Tensor, padded: Tensor | None, column: bool) -> Tokens:
+def _packed(name: str, x: Tensor, cu: Tensor, padded: Tensor | None, column: bool) -> Tokens:
     """Sequences side by side: those of THD, or padded ones (of ``cu``'s lengths) laid out one after the other."""
     if name == "THD":
         tokens, starts = x.shape[0], padded
@@ -111,16 +111,16 @@ def _apart(name: str, x: Tensor, cu: Tensor, padded: Tensor | None, column: bool
     found = thd_segments(tokens, cu, starts)
     shape = (1, 1, 1, tokens) if column else (1, 1, tokens, 1)
     fields = (lazy.reshape(field, shape) for field in (found.sequence, found.position, found.length, found.inside))
-    return Tokens(*fields, apart=True)
+    return Tokens(*fields, packed=True)
 
 
 def _dense(b: int, s: int, sizes: Tensor | None, column: bool) -> Tokens:
     batch = lazy.reshape(lazy.iota((b,), 0, lazy.int32), (b, 1, 1, 1))
     position = lazy.reshape(lazy.iota((s,), 0, lazy.int32), (1, 1, 1, s) if column else (1, 1, s, 1))
     if sizes is None:
-        return Tokens(batch, position, lazy.full((1, 1, 1, 1), s, lazy.int32), None, apart=False)
+        return Tokens(batch, position, lazy.full((1, 1, 1, 1), s, lazy.int32), None, packed=False)
     size = lazy.reshape(sizes, (b, 1, 1, 1))
-    return Tokens(batch, position, size, position < size, apart=False)
+    return Tokens(batch, position, size, position < size, packed=False)
 
 
 def _bias_gradient(sc: Scores, g: Gradients) -> Tensor | None:
@@ -128,7 +128,7 @@ def _bias_gradient(sc: Scores, g: Gradients) -> Tensor | None:
     if sc.bias is None:
         return None
     ds = g.scores * sc.scale if sc.pre_scale else g.scores
-    if sc.queries.apart:
+    if sc.queries.packed:
         return lazy.cast(attention_bias.gathered_back(ds, sc.bias.shape, sc.queries, sc.keys), sc.bias.dtype)
     dims = [d for d in range(4) if sc.bias.shape[d] == 1 and ds.shape[d] != 1]
     if dims:
@@ -166,15 +166,15 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if native_attention.serves(call, lay):
             return native_attention.attended(call, lay, offset, dropout, rng_state)
-        given = _paged(lay, call) if lay.paged else _together(lay, call)
-        scores = Scores.of(call, call.Bias, offset, dropout, rng_state, queries=given.queries, keys=given.keys)
+        operands = _paged(lay, call) if lay.paged else _together(lay, call)
+        scores = Scores.of(call, call.Bias, offset, dropout, rng_state, queries=operands.queries, keys=operands.keys)
         if scores.bias is not None and lay.q == "THD":
             attention_bias.check_sequences(scores.bias, call.cu_seqlens_q.size - 1)
-        o, stats, largest = attention_math.forward(scores, given.q, given.k, given.v)
-        out = lazy.cast(given.restore(o, format_name(call.o_format, lay.q)), call.Q.dtype)
-        if lay.q == "THD" and given.queries.inside is not None:
-            stats = lazy.where(given.queries.inside, stats, lazy.zeros((), stats.dtype))  # of tokens that are of no sequence, as O
-        stats, largest = (given.restore(x, lay.statistics) for x in (stats, largest))
+        o, stats, largest = attention_math.forward(scores, operands.q, operands.k, operands.v)
+        out = lazy.cast(operands.restore(o, format_name(call.o_format, lay.q)), call.Q.dtype)
+        if lay.q == "THD" and operands.queries.inside is not None:
+            stats = lazy.where(operands.queries.inside, stats, lazy.zeros((), stats.dtype))  # of tokens that are of no sequence, as O
+        stats, largest = (operands.restore(x, lay.statistics) for x in (stats, largest))
         return out, stats, largest
 
     def _attention_gradients(

@@ -35,7 +35,7 @@ class Scores(ScoreRules[Tensor]):
     def part(self, queries: int, keys: int) -> Part:
         bias = self.bias
         if bias is not None:
-            bias = fp32(attention_bias.gathered(bias, self.queries, self.keys) if self.queries.apart else bias[..., :queries, :keys])
+            bias = fp32(attention_bias.gathered(bias, self.queries, self.keys) if self.queries.packed else bias[..., :queries, :keys])
         return Part(self, self.queries, self.keys, bias)
 
 

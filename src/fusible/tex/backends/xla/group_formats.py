@@ -93,21 +93,21 @@ def _blocks(x: Tensor, quantizer: QuantizerLike, of: Groups) -> dict[str, Any]:
     matrix = lazy.reshape(tiles.put(x), (tiles.rows, x.shape[1]))
     plain = copy(quantizer)
     plain.internal, plain.optimize_for_gemm = True, False
-    given: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     per_group: dict[str, Tensor] = {}
     if "amax" in member_fields(quantizer):
         per_group = _amaxes(matrix, quantizer, of, tiles)
-        amaxes = given["amaxes"] = {way: lazy.reshape(_per_row(amax, tiles), (-1, 1)) for way, amax in per_group.items()}
+        amaxes = known["amaxes"] = {way: lazy.reshape(_per_row(amax, tiles), (-1, 1)) for way, amax in per_group.items()}
         if "columnwise" in amaxes:  # whose lines are columns: a number for each block along them
             amaxes["columnwise"] = lazy.reshape(lazy.gather(per_group["columnwise"], 0, tiles.group), (1, -1))
     if getattr(quantizer, "stochastic_rounding", False):
-        given["random"] = _random(matrix, quantizer, of, tiles)
-    whole = BLOCKS.quantize(matrix, plain, x.dtype, **given)
+        known["random"] = _random(matrix, quantizer, of, tiles)
+    whole = BLOCKS.quantize(matrix, plain, x.dtype, **known)
     fields = {}
     for field, attribute in member_fields(quantizer).items():
-        held = per_group.get("columnwise" if "columnwise" in field else "rowwise") if "amax" in field else getattr(whole, attribute)
-        if held is not None:
-            fields[field] = lazy.reshape(held, (-1,))
+        buffer = per_group.get("columnwise" if "columnwise" in field else "rowwise") if "amax" in field else getattr(whole, attribute)
+        if buffer is not None:
+            fields[field] = lazy.reshape(buffer, (-1,))
     return fields
 
 
@@ -188,6 +188,6 @@ def _member(x: Any, way: str, shape: tuple[int, int], tiles: Tiles) -> Any:
     attributes = {attribute: field for field, attribute in member_fields(x.quantizer).items()}
     fields = dict.fromkeys(form.buffers)
     for name, (size, _) in specs.items():
-        held = getattr(x, attributes[f"_{name}"])
-        fields[name] = _per_row(held, tiles) if name.startswith("amax") else lazy.reshape(held, size)
+        buffer = getattr(x, attributes[f"_{name}"])
+        fields[name] = _per_row(buffer, tiles) if name.startswith("amax") else lazy.reshape(buffer, size)
     return build_quantized(plain, shape=shape, dtype=x.fake_dtype, **fields, **form.options(plain))

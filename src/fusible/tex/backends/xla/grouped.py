@@ -141,10 +141,10 @@ def _write_rows(D: Any, call: CallArguments, of: Groups) -> None:
     listed = not is_grouped(D)
     into = of if listed else groups_of(D)
     result = _by_matrix(call.A, call.transa, call.B, of, into, D[0].shape[-1] if listed else D.logical_shape[1])
-    held, columns = [*D] if listed else [D.rowwise_data], result.shape[1]
-    rows = [place.size // max(columns, 1) for place in held]
-    if sum(place.size for place in held) != sum(rows) * columns or (len(held) != of.count if listed else rows != [into.rows] and columns):
-        got = [list(place.shape) for place in held] if listed else list(D.logical_shape)
+    places, columns = [*D] if listed else [D.rowwise_data], result.shape[1]
+    rows = [place.size // max(columns, 1) for place in places]
+    if sum(place.size for place in places) != sum(rows) * columns or (len(places) != of.count if listed else rows != [into.rows] and columns):
+        got = [list(place.shape) for place in places] if listed else list(D.logical_shape)
         raise ShapeError(expected(f"{of.count} members of {columns} columns", of="D of a grouped GEMM", got=got, do="pass one for each of B"))
     result = result * into.spread(_factor(call.alpha, of, "alpha"))[:, None]
     beta, added = _factor(call.beta, of, "beta"), _bias_rows(call, of, into, columns)
@@ -153,7 +153,7 @@ def _write_rows(D: Any, call: CallArguments, of: Groups) -> None:
         new = _finished(result, former, into.spread(beta)[:, None], added)
         D.rowwise_data.assign_(lazy.reshape(lazy.where(into.inside[:, None], new, former), D.rowwise_data.shape))
         return
-    for i, (place, count) in enumerate(zip(held, rows, strict=True)):
+    for i, (place, count) in enumerate(zip(places, rows, strict=True)):
         if not place.size:
             continue
         row = lazy.iota((count,), 0, lazy.int32)
@@ -167,8 +167,8 @@ def _bias_rows(call: CallArguments, of: Groups, into: Groups, columns: int) -> T
     """What each row takes of its group's bias, in fp32."""
     if call.bias is None:
         return None
-    given = call.bias.rowwise_data if is_grouped(call.bias) else call.bias
-    rows = into.spread(fp32(lazy.reshape(given, (of.count, columns))))
+    bias = call.bias.rowwise_data if is_grouped(call.bias) else call.bias
+    rows = into.spread(fp32(lazy.reshape(bias, (of.count, columns))))
     return rows if call.bias_scale is None else rows * _row_factors(call.bias_scale, into)[:, None]
 
 

@@ -164,6 +164,6 @@ def unpad_groups(x: Tensor, sizes: Tensor, multiple: int, rows: int) -> Tensor:
     count = sizes.shape[0]
     if not rows or not x.shape[0]:
         return lazy.zeros((rows, *x.shape[1:]), x.dtype)
-    of, held = groups(rows, count, sizes), groups(x.shape[0], count, _whole(sizes, multiple))
-    taken = lazy.gather(x, 0, of.spread(held.starts) + of.position)
+    of, padded = groups(rows, count, sizes), groups(x.shape[0], count, _whole(sizes, multiple))
+    taken = lazy.gather(x, 0, of.spread(padded.starts) + of.position)
     return lazy.where(of.inside[:, None], taken, lazy.zeros((1, 1), x.dtype))

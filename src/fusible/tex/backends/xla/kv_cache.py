@@ -25,7 +25,7 @@ from fusible.tex.calls.attention import bounds, check_counts
 from fusible.tex.calls.attention_layout import Layout
 from fusible.tex.interface.declare import CallArguments
 
-__all__ = ["Apart", "Memory", "gathered", "in_place", "memory_of", "put"]
+__all__ = ["Memory", "UnpackedRows", "gathered", "in_place", "memory_of", "put"]
 
 
 class Memory:
@@ -79,7 +79,7 @@ def memory_of(cache: Tensor) -> tuple[Tensor, Tensor | None] | None:
 
 
 @dataclass(frozen=True)
-class Apart:
+class UnpackedRows:
     """The sequences of a THD batch, each in a row of its own of ``longest`` tokens: what lies past their ``sizes`` (int32 ``[b]``) is no matter."""
 
     cu: Tensor
@@ -89,7 +89,7 @@ class Apart:
     longest: int
 
     @classmethod
-    def of(cls, lay: Layout, call: CallArguments) -> Apart | None:
+    def of(cls, lay: Layout, call: CallArguments) -> UnpackedRows | None:
         """The queries of a call, or None where they are rows already."""
         if lay.q != "THD":
             return None

@@ -56,8 +56,8 @@ def differentiated(
     lay, to = layouts
     rules = ScoreRules.of(call, None, offset, call.p_dropout, rng_state)
     names = (lay.q, lay.kv, lay.kv, format_name(call.o_format, lay.q), format_name(call.do_format, lay.q), lay.statistics)
-    given = (call.Q, call.K, call.V, call.O, call.dO, stats)
-    q, k, v, out, grad, rows = (_tokens_first(x, name) for x, name in zip(given, names, strict=True))
+    tensors = (call.Q, call.K, call.V, call.O, call.dO, stats)
+    q, k, v, out, grad, rows = (_tokens_first(x, name) for x, name in zip(tensors, names, strict=True))
     out, grad = (lazy.cast(x, call.Q.dtype) for x in (out, grad))
     results = {name: Result(x.shape, x.dtype, "THD" in (lay.q, lay.kv)) for name, x in (("dq", q), ("dk", k), ("dv", v))}
     if offset is not None:

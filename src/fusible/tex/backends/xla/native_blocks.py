@@ -40,9 +40,9 @@ def with_kernels(form: BlockFormat, codec: BlockCodec) -> BlockCodec:
     """A codec that encodes by the kernel of its format where that serves."""
     kernels = FORMATS[form]
 
-    def encode(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, **given: Any) -> _Encoded:
-        if given or kernels.encode is None or not kernels.takes(quantizer) or not native.serves(x):
-            return codec.encode(x, quantizer, rowwise, columnwise, **given)
+    def encode(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, **known: Any) -> _Encoded:
+        if known or kernels.encode is None or not kernels.takes(quantizer) or not native.serves(x):
+            return codec.encode(x, quantizer, rowwise, columnwise, **known)
         return kernels.encode(x, quantizer, rowwise, columnwise)
 
     return codec._replace(encode=encode)

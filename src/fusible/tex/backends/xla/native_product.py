@@ -38,10 +38,10 @@ class _Operand(NamedTuple):
 
     def arguments(self, side: str, transpose: bool) -> dict[str, Any]:
         """As the kernel takes it."""
-        given = {side: self.data, f"{side}_transposed": transpose != self.turned, f"{side}_dtype": self.dtype, f"{side}_scale": self.factor}
-        given |= {} if self.scales is None else {f"{side}_scales": self.scales}
-        given |= {} if self.scale_type is None else {f"{side}_scales_bytes_are": self.scale_type}
-        return given | ({f"{side}_tiled": True} if self.tiled else {})
+        named = {side: self.data, f"{side}_transposed": transpose != self.turned, f"{side}_dtype": self.dtype, f"{side}_scale": self.factor}
+        named |= {} if self.scales is None else {f"{side}_scales": self.scales}
+        named |= {} if self.scale_type is None else {f"{side}_scales_bytes_are": self.scale_type}
+        return named | ({f"{side}_tiled": True} if self.tiled else {})
 
 
 def operands(job: _Job) -> tuple[_Operand, _Operand] | None:

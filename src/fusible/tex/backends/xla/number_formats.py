@@ -14,6 +14,7 @@ from fusible.tex.backends.xla.fp8 import bits, magnitude, positive_and_finite
 from fusible.tex.formulas.number_formats import E2M1Codes
 
 __all__ = [
+    "barrier",
     "decode_e2m1",
     "encode_e2m1",
     "encode_e2m1_stochastically",
@@ -21,7 +22,6 @@ __all__ = [
     "pack_nibbles",
     "reciprocal",
     "scale_of_amax",
-    "settled",
     "times_power_of_two",
     "unpack_nibbles",
 ]
@@ -29,7 +29,7 @@ __all__ = [
 _INFINITE, _BIAS = 0x7F800000, 127
 
 
-def settled(x: Tensor, nonnegative: Tensor) -> Tensor:
+def barrier(x: Tensor, nonnegative: Tensor) -> Tensor:
     """``x`` (fp32) behind a step that XLA does not see through: it adds the sign bits of a tensor of numbers >= 0.
 
     XLA divides by a number that is known, or the same for all, by multiplying with its reciprocal; it changes the order of products, and adds a

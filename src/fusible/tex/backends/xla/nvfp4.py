@@ -10,12 +10,12 @@ from fusible.tex.backends.xla.arrays import LAZY, fp32
 from fusible.tex.backends.xla.blocks import block_amax, scale_blocks
 from fusible.tex.backends.xla.fp8 import bits, magnitude, tensor_amax
 from fusible.tex.backends.xla.number_formats import (
+    barrier,
     decode_e2m1,
     encode_e2m1,
     encode_e2m1_stochastically,
     pack_nibbles,
     reciprocal,
-    settled,
     unpack_nibbles,
 )
 from fusible.tex.backends.xla.random import next_seed, uniform
@@ -54,7 +54,7 @@ def _decoded(scales: Tensor) -> Tensor:
 
 
 def _over(x: Tensor, divisor: float) -> Tensor:
-    return x / settled(lazy.full(x.shape, divisor), lazy.abs(x))
+    return x / barrier(lazy.full(x.shape, divisor), lazy.abs(x))
 
 
 def _cast(way: str, source: Tensor, amax: Tensor, quantizer: NVFP4QuantizerLike, random: Random | None) -> tuple[Tensor, Tensor]:
@@ -116,10 +116,10 @@ def _error(x: Tensor, amax: Tensor, codes: Tensor, scales: Tensor, e4m3_max: int
     """The absolute or squared errors of each block, summed in the order of its elements."""
     blocks = (*scales.shape, 16)
     amax = amax[:, :, None]
-    value = settled(lazy.reshape(decode_e2m1(codes), blocks) * scales[:, :, None], amax)
-    errors = lazy.abs(_over(settled(value * amax, amax), E2M1_MAX * e4m3_max) - lazy.reshape(x, blocks))
+    value = barrier(lazy.reshape(decode_e2m1(codes), blocks) * scales[:, :, None], amax)
+    errors = lazy.abs(_over(barrier(value * amax, amax), E2M1_MAX * e4m3_max) - lazy.reshape(x, blocks))
     if squared:
-        errors = settled(errors * errors, amax)
+        errors = barrier(errors * errors, amax)
     error = errors[:, :, 0]
     for place in range(1, 16):
         error = error + errors[:, :, place]

@@ -9,7 +9,7 @@ import torch
 
 from fusible import tex
 from fusible.models.checkpoints import MXFP4WeightQuantizer
-from fusible.nvte import put_together, take_apart
+from fusible.nvte import flatten_storage, unflatten_storage
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, HybridQuantizer, MXFP8Quantizer, NVFP4Quantizer
 
 E4M3 = tex.DType.kFloat8E4M3
@@ -29,8 +29,8 @@ def test_nothing_is_left_behind(name: str, ways: dict[str, bool]) -> None:
     tensor = QUANTIZERS[name](**ways)(torch.randn(128, 128))
     bare = tensor.storage_without_autograd()
     for held in (tensor, bare):
-        leaves, spec = take_apart(held)
-        again = put_together(iter(leaves), spec)
+        leaves, spec = flatten_storage(held)
+        again = unflatten_storage(iter(leaves), spec)
         assert type(again) is type(bare) and not isinstance(again, torch.Tensor)
         fields, wanted = again.get_metadata(), bare.get_metadata()
         assert fields.keys() == wanted.keys()
@@ -40,4 +40,4 @@ def test_nothing_is_left_behind(name: str, ways: dict[str, bool]) -> None:
                 assert fields[field] is value, field
             elif not hasattr(value, "get_metadata") and field != "quantizer":
                 assert fields[field] == value, field
-    assert len(take_apart(tensor)[0]) == len(take_apart(bare)[0])
+    assert len(flatten_storage(tensor)[0]) == len(flatten_storage(bare)[0])

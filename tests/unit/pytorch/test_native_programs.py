@@ -13,12 +13,12 @@ import fusible
 from fusible import tex
 from fusible.cpp_extensions import available
 from fusible.errors import ArgumentError
-from fusible.models.held_formats import HELD_FORMATS
-from fusible.pytorch.engine import native_stretches
-from fusible.pytorch.engine.native_stretches import _arranged, _bytes_of, with_native_stretches
+from fusible.models.weight_formats import WEIGHT_FORMATS
+from fusible.pytorch.engine import native_programs
+from fusible.pytorch.engine.native_programs import _arrange, _bytes_of, with_native_programs
 from fusible.pytorch.engine.steps import Step, written
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.interface.kernel_calls import KernelCall, Part, Room, as_data, part_of
+from fusible.tex.interface.kernel_calls import Buffer, KernelCall, View, as_data, view_of
 from fusible.tex.interface.specialize import specialize
 from fusible.tex.selection.registry import registry
 
@@ -30,7 +30,7 @@ RECIPES: dict[str, Any] = {
     "mxfp8": fusible.MXFP8BlockScaling(),
     "squares": fusible.Float8BlockScaling(),
     "nvfp4": fusible.NVFP4BlockScaling(),
-    "mxfp4": HELD_FORMATS["mxfp4"],
+    "mxfp4": WEIGHT_FORMATS["mxfp4"],
 }
 
 
@@ -59,7 +59,7 @@ def stretches(model: fusible.Sequential) -> int:
     """In how many places of its replays a program stands."""
     replays = [replay for replay in model._runner().executor._replays.values() if replay is not None]  # type: ignore[attr-defined]
     written = [value for replay in replays for value in replay._run_specialized.__globals__.values()]
-    return sum(getattr(value, "__module__", "") == native_stretches.__name__ for value in written)
+    return sum(getattr(value, "__module__", "") == native_programs.__name__ for value in written)
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ def test_tokens_are_those_of_the_calls_one_by_one(recipe: str) -> None:
     ours, plain = decoder(RECIPES[recipe]), decoder(RECIPES[recipe])
     plain._runner().executor = Plain()
     first, second, wanted = tokens(ours), tokens(ours), tokens(plain)
-    assert stretches(ours), "no stretch was found"
+    assert stretches(ours), "no program was found"
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(wanted, first, second, strict=True))
 
 
@@ -102,7 +102,7 @@ def test_copies_of_what_kernels_do_not_read_are_torchs(dtype: torch.dtype) -> No
     for target in (1, 2):
         found = specialize(TORCH.prim_copy, (x,))
         steps.append(Step(TORCH.prim_copy, (0,), target) if found is None else Step(found.compute, (0,), target, kernels=found.kernels))
-    first, second = written(with_native_stretches(steps, (1, 2)), {}, (0,), (1, 2))([x])
+    first, second = written(with_native_programs(steps, (1, 2)), {}, (0,), (1, 2))([x])
     assert torch.equal(first, x) and torch.equal(second, x) and len({t.data_ptr() for t in (x, first, second)}) == 3
 
 
@@ -135,7 +135,7 @@ def pass_of_norm(x: torch.Tensor, gamma: torch.Tensor) -> tuple[list[Step], torc
 def test_whatever_is_read_later_is_there(outputs: tuple[int, ...]) -> None:
     x, gamma = torch.randn(8, 16), torch.randn(16)
     steps, last = pass_of_norm(x, gamma)
-    changed = with_native_stretches(steps, outputs)
+    changed = with_native_programs(steps, outputs)
     assert len(changed) < len(steps)
     for values in ((x, gamma), (x * 2 - 1, gamma + 1)):
         found, wanted = (written(of, {}, (0, 1), outputs)(list(values)) for of in (changed, steps))
@@ -146,21 +146,21 @@ def test_whatever_is_read_later_is_there(outputs: tuple[int, ...]) -> None:
 
 def test_a_list_that_a_call_gives_is_read_as_a_list() -> None:
     steps, _ = pass_of_norm(torch.randn(8, 16), torch.randn(16))
-    assert with_native_stretches(steps, (9, 2)) == steps
+    assert with_native_programs(steps, (9, 2)) == steps
 
 
 def test_one_call_alone_stays_as_it_is() -> None:
     steps, _ = pass_of_norm(torch.randn(8, 16), torch.randn(16))
-    assert with_native_stretches(steps[2:3], (8,)) == steps[2:3]
+    assert with_native_programs(steps[2:3], (8,)) == steps[2:3]
 
 
 def test_a_stretch_with_large_results_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, _ = pass_of_norm(torch.randn(8, 16), torch.randn(16))
     sizes = 2 * 8 * 16 * 4 + 64  # three rooms of half a matrix and of a matrix, and rsigma's line
-    monkeypatch.setattr(native_stretches, "_LARGE", sizes)
-    assert len(with_native_stretches(steps, (9,))) == 1
-    monkeypatch.setattr(native_stretches, "_LARGE", sizes - 1)
-    assert with_native_stretches(steps, (9,)) == steps
+    monkeypatch.setattr(native_programs, "_LARGE", sizes)
+    assert len(with_native_programs(steps, (9,))) == 1
+    monkeypatch.setattr(native_programs, "_LARGE", sizes - 1)
+    assert with_native_programs(steps, (9,)) == steps
 
 
 def test_what_shares_memory_is_left_to_the_calls_one_by_one() -> None:
@@ -176,29 +176,29 @@ def test_what_shares_memory_is_left_to_the_calls_one_by_one() -> None:
     args = tuple(given.get(name, p.default) for name, p in parameters.items())
     tensors = [q, k, v, keys, values, lengths, cached, table]
     steps = [heard(CPU.prim_attention_step, args, {id(x): place for place, x in enumerate(tensors)}, 8)]
-    (stretch,) = with_native_stretches(steps, (8,))
-    assert stretch is not steps[0]
+    (program,) = with_native_programs(steps, (8,))
+    assert program is not steps[0]
 
     def run(of: list[Step], values: list[torch.Tensor]) -> list[torch.Tensor]:
         own = [x.clone() for x in values]
         return [*written(of, {}, range(8), (8,))(list(own)), *own]
 
-    assert all(torch.equal(a, b) for a, b in zip(run([stretch], tensors), run(steps, tensors), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run([program], tensors), run(steps, tensors), strict=True))
     among = [keys.view(-1)[:64].view(1, 4, 16), *tensors[1:]]
-    for of in ([stretch], steps):
+    for of in ([program], steps):
         with pytest.raises(ArgumentError):
             written(of, {}, range(8), (8,))(list(among))
     shared = torch.randn(2 * 32).bfloat16()  # k and v in one memory, as what is split has them: only read
     among = [q, shared[:32].view(1, 2, 16), shared[32:].view(1, 2, 16), *tensors[3:]]
-    assert torch.equal(run([stretch], among)[0], run(steps, among)[0])
+    assert torch.equal(run([program], among)[0], run(steps, among)[0])
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 400)), min_size=1, max_size=12))
 def test_rooms_that_are_looked_at_together_lie_apart(wanted: list[tuple[int, int, int]]) -> None:
     spans = sorted((min(a, b), max(a, b), size) for a, b, size in wanted)
-    uses = {Room(torch.uint8, (size,)): [first, last] for first, last, size in spans}
-    offsets, size = _arranged(uses, ())
+    uses = {Buffer(torch.uint8, (size,)): [first, last] for first, last, size in spans}
+    offsets, size = _arrange(uses, ())
     assert set(offsets) == set(uses)
     for room, (first, last) in uses.items():
         assert offsets[room] % 64 == 0 and offsets[room] + _bytes_of(room) <= size
@@ -210,19 +210,19 @@ def test_rooms_that_are_looked_at_together_lie_apart(wanted: list[tuple[int, int
 
 
 def test_memory_is_shared_by_what_is_looked_at_in_turn() -> None:
-    rooms = [Room(torch.float32, (16,)) for _ in range(5)]
-    _, size = _arranged({room: [number, number + 1] for number, room in enumerate(rooms)}, ())
+    rooms = [Buffer(torch.float32, (16,)) for _ in range(5)]
+    _, size = _arrange({room: [number, number + 1] for number, room in enumerate(rooms)}, ())
     assert size == 2 * 64
-    kept, size = _arranged({room: [number, number + 1] for number, room in enumerate(rooms)}, rooms[1:])
+    kept, size = _arrange({room: [number, number + 1] for number, room in enumerate(rooms)}, rooms[1:])
     assert list(kept) == rooms[:1] and size == 64
 
 
 def test_calls_as_data_keep_no_tensor() -> None:
     x = torch.randn(4, 6)
-    y, half = Room(x.dtype, (4, 6)), part_of(x, x[:, 3:])
+    y, half = Buffer(x.dtype, (4, 6)), view_of(x, x[:, 3:])
     tensors, kernels = as_data([KernelCall("copy", {"src": half, "dst": y}), KernelCall("copy", {"src": x, "dst": y})], [y, None, x])
     assert len(tensors) == 1 and tensors[0] is x
     part = kernels.calls[0].arguments["src"]
-    assert isinstance(part, Part) and (part.offset, part.shape, part.strides) == (12, (4, 3), (6, 1))
+    assert isinstance(part, View) and (part.offset, part.shape, part.strides) == (12, (4, 3), (6, 1))
     assert part.of is kernels.calls[1].arguments["src"] is kernels.result[2] and kernels.result[:2] == [y, None]
     assert not any(isinstance(value, torch.Tensor) for call in kernels.calls for value in call.arguments.values())
