@@ -13,7 +13,7 @@ import torch
 from fusible import nvte
 from fusible.nvte import DType, QuantizedType, Tensor, Type
 
-__all__ = ["WORDS", "Draw", "Given", "Wanted", "half_unit", "share"]
+__all__ = ["DRAWN_CALLS", "Draw", "DrawnCall", "Wanted", "half_unit", "share"]
 
 FLOATS = (DType.Float32, DType.BFloat16, DType.Float16)
 FP8 = (QuantizedType(DType.Float8E4M3, "current"), QuantizedType(DType.Float8E5M2, "current"))
@@ -37,7 +37,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Given:
+class DrawnCall:
     """A call: the arguments by name, those that have none after the others, and what must come of it (None: anything)."""
 
     arguments: dict[str, Any]
@@ -114,14 +114,14 @@ def half_unit(dtype: DType, value: torch.Tensor) -> torch.Tensor:
     return 0.51 * (info.eps * value.abs() + info.smallest_normal * info.eps)
 
 
-WORDS: dict[str, Callable[[Draw], Given]] = {}
-"""By the name of a word what draws a call of it."""
+DRAWN_CALLS: dict[str, Callable[[Draw], DrawnCall]] = {}
+"""By the name of a function what draws a call of it."""
 
 
-def word(name: str) -> Callable[[Callable[[Draw], Given]], Callable[[Draw], Given]]:
-    def enter(draws: Callable[[Draw], Given]) -> Callable[[Draw], Given]:
-        assert name not in WORDS, name
-        WORDS[name] = draws
-        return draws
+def draws(function: str) -> Callable[[Callable[[Draw], DrawnCall]], Callable[[Draw], DrawnCall]]:
+    def enter(draw_call: Callable[[Draw], DrawnCall]) -> Callable[[Draw], DrawnCall]:
+        assert function not in DRAWN_CALLS, function
+        DRAWN_CALLS[function] = draw_call
+        return draw_call
 
     return enter

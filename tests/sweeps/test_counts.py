@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from nvte_words import WORDS
+from nvte_functions import DRAWN_CALLS
 from subjects import MODULES, OPERATIONS, RECIPES
 from test_bad_module_calls import _calls as of_modules
-from test_bad_words import DRAWS
-from test_bad_words import _calls as of_words
+from test_bad_nvte_calls import DRAWS
+from test_bad_nvte_calls import _calls as of_nvte
 from test_generated_modules import CALLS as MODULE_CALLS
-from test_generated_words import CALLS
+from test_generated_nvte_calls import CALLS
 from wrong_values import others
 
 from fusible.conformance.table import load
@@ -32,9 +32,9 @@ def _of_tex() -> int:
 def test_how_many_calls_there_are() -> None:
     counts = {
         "bad calls of tex": _of_tex(),
-        "bad calls of nvte": sum(1 for _ in of_words(WORDS, range(DRAWS))),
+        "bad calls of nvte": sum(1 for _ in of_nvte(DRAWN_CALLS, range(DRAWS))),
         "bad calls of modules and operations": len(of_modules([*MODULES, *OPERATIONS], RECIPES)),
-        "right calls of nvte": CALLS * len(WORDS),
+        "right calls of nvte": CALLS * len(DRAWN_CALLS),
         "right calls of modules and operations": MODULE_CALLS,
         "right calls of tex": sum(len(record.samples(dtype)) for record in load().values() for dtype in record.dtypes),
     }

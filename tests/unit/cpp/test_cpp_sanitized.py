@@ -19,7 +19,7 @@ COMPILER = shutil.which("g++")
 SANITIZE = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-ffp-contract=off"]
 PRELOADED = ["libasan.so", "libstdc++.so"]
 """What stands before Python's own libraries; the second so that exceptions are seen from the first one on."""
-SWEEPS = ["test_bad_calls", "test_bad_words", "test_generated_words", "test_bad_module_calls"]
+SWEEPS = ["test_bad_calls", "test_bad_nvte_calls", "test_generated_nvte_calls", "test_bad_module_calls"]
 DRIVERS = sorted(Path(__file__).parent.glob("sanitized_*.cpp"))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from nvte_draws import FLOATS, FP8, WORDS, Draw, Given, Wanted, f64, half_unit, word
-from nvte_words_activations import gelu, gradient
+from nvte_draws import DRAWN_CALLS, FLOATS, FP8, Draw, DrawnCall, Wanted, draws, f64, half_unit
+from nvte_functions_activations import gelu, gradient
 
 from fusible import nvte
 from fusible.nvte import DType, Tensor, Type
@@ -41,22 +41,22 @@ def _tn(draw: Draw, *more: str) -> tuple[dict[str, Any], torch.Tensor, torch.Ten
     return arguments, f64(x), f64(weight).T, kind
 
 
-@word("matmul_transpose")
-def _(draw: Draw) -> Given:
+@draws("matmul_transpose")
+def _(draw: Draw) -> DrawnCall:
     arguments, x, w, _ = _tn(draw)
     type = draw.out()
-    return Given({**arguments, "type": type}, [product(x, w, type)])
+    return DrawnCall({**arguments, "type": type}, [product(x, w, type)])
 
 
-@word("matmul_transpose_add")
-def _(draw: Draw) -> Given:
+@draws("matmul_transpose_add")
+def _(draw: Draw) -> DrawnCall:
     arguments, x, w, _ = _tn(draw, "bias")
     type = draw.out()
-    return Given({**arguments, "type": type}, [product(x, w, type, f64(arguments["bias"]))])
+    return DrawnCall({**arguments, "type": type}, [product(x, w, type, f64(arguments["bias"]))])
 
 
-@word("matmul_transpose_add_add")
-def _(draw: Draw) -> Given:
+@draws("matmul_transpose_add_add")
+def _(draw: Draw) -> DrawnCall:
     arguments, x, w, _ = _tn(draw, "bias", "residual")
     type, alpha = draw.of(*FLOATS), draw.of(1.0, 0.5, -2.0)
     more = [f64(arguments["bias"]), f64(arguments["residual"])]
@@ -64,10 +64,10 @@ def _(draw: Draw) -> Given:
         arguments["bias"] = None
         more = more[1:]
     # What is added to lies in the type of the result.
-    return Given({**arguments, "type": type, "alpha": alpha}, [product(x, w, type, *more, factor=alpha, slack=half_unit(type, more[-1]))])
+    return DrawnCall({**arguments, "type": type, "alpha": alpha}, [product(x, w, type, *more, factor=alpha, slack=half_unit(type, more[-1]))])
 
 
-def _through_gelu(draw: Draw, *more: str) -> Given:
+def _through_gelu(draw: Draw, *more: str) -> DrawnCall:
     arguments, x, w, kind = _tn(draw, *more)
     type, pre_type = draw.out(), kind
     first = () if "addend" in more or type in FP8 else (type,)
@@ -78,13 +78,13 @@ def _through_gelu(draw: Draw, *more: str) -> Given:
         value, rounded = value + f64(arguments["addend"]), (pre_type, pre_type)
     size = z.magnitude + half_unit(pre_type, z.value) * 2**23 + value.abs() + (f64(arguments["addend"]).abs() if "addend" in more else 0)  # type: ignore[operator]
     y = Wanted(value, z.length, size * 1.2, type=type, rounded=rounded)
-    return Given({**arguments, "type": type, "pre_type": pre_type}, [y, z])
+    return DrawnCall({**arguments, "type": type, "pre_type": pre_type}, [y, z])
 
 
-WORDS["matmul_transpose_gelu"] = lambda draw: _through_gelu(draw)
-WORDS["matmul_transpose_add_gelu"] = lambda draw: _through_gelu(draw, "bias")
-WORDS["matmul_transpose_gelu_add"] = lambda draw: _through_gelu(draw, "addend")
-WORDS["matmul_transpose_add_gelu_add"] = lambda draw: _through_gelu(draw, "bias", "addend")
+DRAWN_CALLS["matmul_transpose_gelu"] = lambda draw: _through_gelu(draw)
+DRAWN_CALLS["matmul_transpose_add_gelu"] = lambda draw: _through_gelu(draw, "bias")
+DRAWN_CALLS["matmul_transpose_gelu_add"] = lambda draw: _through_gelu(draw, "addend")
+DRAWN_CALLS["matmul_transpose_add_gelu_add"] = lambda draw: _through_gelu(draw, "bias", "addend")
 
 
 def _nn(draw: Draw) -> tuple[Tensor, Tensor, DType]:
@@ -93,19 +93,19 @@ def _nn(draw: Draw) -> tuple[Tensor, Tensor, DType]:
     return _operand(draw, tokens, n, type=kind), _operand(draw, n, k, type=kind), kind
 
 
-@word("matmul")
-def _(draw: Draw) -> Given:
+@draws("matmul")
+def _(draw: Draw) -> DrawnCall:
     dy, weight, _ = _nn(draw)
     type, alpha = draw.out(), draw.of(1.0, 0.25)
-    return Given({"dy": dy, "weight": weight, "type": type, "alpha": alpha}, [product(f64(dy), f64(weight), type, factor=alpha)])
+    return DrawnCall({"dy": dy, "weight": weight, "type": type, "alpha": alpha}, [product(f64(dy), f64(weight), type, factor=alpha)])
 
 
-@word("matmul_add")
-def _(draw: Draw) -> Given:
+@draws("matmul_add")
+def _(draw: Draw) -> DrawnCall:
     dy, weight, kind = _nn(draw)
     type, addend = draw.of(*FLOATS), draw.tensor(dy.shape[0], weight.shape[1], type=kind)
     wanted = product(f64(dy), f64(weight), type, f64(addend), slack=half_unit(type, f64(addend)))
-    return Given({"dy": dy, "weight": weight, "addend": addend, "type": type}, [wanted])
+    return DrawnCall({"dy": dy, "weight": weight, "addend": addend, "type": type}, [wanted])
 
 
 def _dgelu(draw: Draw) -> tuple[dict[str, Any], Wanted, Type]:
@@ -117,18 +117,18 @@ def _dgelu(draw: Draw) -> tuple[dict[str, Any], Wanted, Type]:
     return {"dy": dy, "weight": weight, "pre": pre, "type": type}, Wanted(d.value * slope, d.length, size, type=type), type
 
 
-@word("matmul_dgelu")
-def _(draw: Draw) -> Given:
+@draws("matmul_dgelu")
+def _(draw: Draw) -> DrawnCall:
     arguments, d, _ = _dgelu(draw)
-    return Given(arguments, [d])
+    return DrawnCall(arguments, [d])
 
 
-@word("matmul_dbias_dgelu")
-def _(draw: Draw) -> Given:
+@draws("matmul_dbias_dgelu")
+def _(draw: Draw) -> DrawnCall:
     arguments, d, _ = _dgelu(draw)
     kind, dbias_type = arguments["pre"].type, draw.type()
     sums = Wanted(d.value.sum(0), d.length + d.value.shape[0], d.magnitude.sum(0), type=dbias_type, rounded=(kind, arguments["type"]))  # type: ignore[union-attr]
-    return Given({**arguments, "dbias_type": dbias_type}, [d, sums])
+    return DrawnCall({**arguments, "dbias_type": dbias_type}, [d, sums])
 
 
 def _nt(draw: Draw) -> tuple[Tensor, Tensor, DType]:
@@ -137,25 +137,25 @@ def _nt(draw: Draw) -> tuple[Tensor, Tensor, DType]:
     return _operand(draw, tokens, n, type=kind), _operand(draw, tokens, k, type=kind), kind
 
 
-@word("transpose_matmul")
-def _(draw: Draw) -> Given:
+@draws("transpose_matmul")
+def _(draw: Draw) -> DrawnCall:
     dy, x, _ = _nt(draw)
     type, alpha = draw.out(), draw.of(1.0, 0.25)
-    return Given({"dy": dy, "x": x, "type": type, "alpha": alpha}, [product(f64(dy).T, f64(x), type, factor=alpha)])
+    return DrawnCall({"dy": dy, "x": x, "type": type, "alpha": alpha}, [product(f64(dy).T, f64(x), type, factor=alpha)])
 
 
-@word("transpose_matmul_add")
-def _(draw: Draw) -> Given:
+@draws("transpose_matmul_add")
+def _(draw: Draw) -> DrawnCall:
     dy, x, kind = _nt(draw)
     addend, alpha = draw.tensor(dy.shape[1], x.shape[1], type=draw.of(kind, DType.Float32)), draw.of(1.0, 0.5)
     wanted = product(f64(dy).T, f64(x), addend.type, f64(addend), factor=alpha)
-    return Given({"dy": dy, "x": x, "addend": addend, "alpha": alpha}, [wanted])
+    return DrawnCall({"dy": dy, "x": x, "addend": addend, "alpha": alpha}, [wanted])
 
 
-@word("transpose_matmul_dbias")
-def _(draw: Draw) -> Given:
+@draws("transpose_matmul_dbias")
+def _(draw: Draw) -> DrawnCall:
     tokens, n, k = _sizes(draw)
     kind = draw.type()
     dy, x, type, dbias_type = draw.tensor(tokens, n, type=kind), draw.tensor(tokens, k, type=kind), draw.type(), draw.type()
     sums = Wanted(f64(dy).sum(0), tokens, f64(dy).abs().sum(0), type=dbias_type, rounded=(type,))
-    return Given({"dy": dy, "x": x, "type": type, "dbias_type": dbias_type}, [product(f64(dy).T, f64(x), type), sums])
+    return DrawnCall({"dy": dy, "x": x, "type": type, "dbias_type": dbias_type}, [product(f64(dy).T, f64(x), type), sums])

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from nvte_draws import FLOATS, FP8, WORDS, Draw, Given, Wanted, f64, half_unit, share, word
-from nvte_words_products import product
+from nvte_draws import DRAWN_CALLS, FLOATS, FP8, Draw, DrawnCall, Wanted, draws, f64, half_unit, share
+from nvte_functions_products import product
 from torch.nn import functional as F
 
 from fusible import nvte
@@ -25,8 +25,8 @@ def _padded(parts: Sequence[torch.Tensor], multiple: int) -> torch.Tensor:
     return torch.cat([F.pad(part, (0, 0, 0, -len(part) % multiple)) for part in parts])
 
 
-@word("grouped_pad")
-def _(draw: Draw) -> Given:
+@draws("grouped_pad")
+def _(draw: Draw) -> DrawnCall:
     sizes, counts = _groups(draw)
     x, multiple = draw.tensor(sum(counts), draw.columns()), draw.of(1, 4, 16)
     wanted = _padded(f64(x).split(counts), multiple)
@@ -36,17 +36,17 @@ def _(draw: Draw) -> Given:
         assert torch.equal(f64(padded)[: len(wanted)], wanted) and not f64(padded)[len(wanted) :].any()
         assert padded_sizes.data.tolist() == [count + -count % multiple for count in counts]
 
-    return Given({"x": x, "sizes": sizes, "multiple": multiple}, check)
+    return DrawnCall({"x": x, "sizes": sizes, "multiple": multiple}, check)
 
 
-@word("grouped_unpad")
-def _(draw: Draw) -> Given:
+@draws("grouped_unpad")
+def _(draw: Draw) -> DrawnCall:
     sizes, counts = _groups(draw)
     multiple = draw.of(1, 4, 16)
     x = draw.tensor(sum(count + -count % multiple for count in counts), draw.columns())
     parts = f64(x).split([count + -count % multiple for count in counts])
     value = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-    return Given({"x": x, "sizes": sizes, "multiple": multiple, "rows": sum(counts)}, [Wanted(value, exact=True, type=x.type)])
+    return DrawnCall({"x": x, "sizes": sizes, "multiple": multiple, "rows": sum(counts)}, [Wanted(value, exact=True, type=x.type)])
 
 
 def _members(x: Tensor, counts: Sequence[int], columns: int) -> list[torch.Tensor]:
@@ -58,8 +58,8 @@ def _members(x: Tensor, counts: Sequence[int], columns: int) -> list[torch.Tenso
     return list(flat[: sum(counts) * columns].view(-1, columns).split(list(counts)))
 
 
-@word("grouped_cast")
-def _(draw: Draw) -> Given:
+@draws("grouped_cast")
+def _(draw: Draw) -> DrawnCall:
     sizes, counts = _groups(draw)
     x, type = draw.tensor(sum(counts), draw.columns()), draw.of(*FLOATS)
 
@@ -67,11 +67,11 @@ def _(draw: Draw) -> Given:
         for part, got in zip(f64(x).split(counts), _members(found, counts, x.shape[1]), strict=True):
             assert share(nvte.make_nvte_tensor(got.float()), Wanted(part, rounded=(type,)), None) <= 1
 
-    return Given({"x": x, "sizes": sizes, "types": [type] * len(counts)}, check)
+    return DrawnCall({"x": x, "sizes": sizes, "types": [type] * len(counts)}, check)
 
 
-@word("grouped_bgrad_cast")
-def _(draw: Draw) -> Given:
+@draws("grouped_bgrad_cast")
+def _(draw: Draw) -> DrawnCall:
     sizes, counts = _groups(draw)
     dy, type, dbias_type = draw.tensor(sum(counts), draw.columns()), draw.of(*FLOATS), draw.type()
     parts = f64(dy).split(counts)
@@ -83,11 +83,11 @@ def _(draw: Draw) -> Given:
             assert share(nvte.make_nvte_tensor(got.float()), Wanted(part, rounded=(type,)), None) <= 1
         assert share(found[1], sums, dbias_type) <= 1
 
-    return Given({"dy": dy, "sizes": sizes, "types": [type] * len(counts), "dbias_type": dbias_type}, check)
+    return DrawnCall({"dy": dy, "sizes": sizes, "types": [type] * len(counts), "dbias_type": dbias_type}, check)
 
 
-@word("grouped_cast_stack")
-def _(draw: Draw) -> Given:
+@draws("grouped_cast_stack")
+def _(draw: Draw) -> DrawnCall:
     groups, rows, columns = draw.of(1, 2, 3), 8 * draw.of(1, 2), 16 * draw.of(1, 2)
     x = draw.tensor(groups, rows, columns)
 
@@ -95,7 +95,7 @@ def _(draw: Draw) -> Given:
         for part, got in zip(f64(x), _members(found, [rows] * groups, columns), strict=True):
             assert share(nvte.make_nvte_tensor(got.float()), Wanted(part, rounded=(FP8[0],)), None) <= 1
 
-    return Given({"x": x, "types": [FP8[0]] * groups}, check)
+    return DrawnCall({"x": x, "types": [FP8[0]] * groups}, check)
 
 
 def _experts(draw: Draw, kind: DType) -> tuple[Tensor, list[int], list[Tensor]]:
@@ -113,8 +113,8 @@ def _by_group(parts: Sequence[torch.Tensor], matrices: Sequence[torch.Tensor], m
     return Wanted(join(values), max([1, *(p.shape[1] for p in parts)]), join(sizes), **options)  # type: ignore[arg-type]
 
 
-@word("grouped_matmul_transpose")
-def _(draw: Draw) -> Given:
+@draws("grouped_matmul_transpose")
+def _(draw: Draw) -> DrawnCall:
     kind, type = draw.type(), draw.type()
     sizes, counts, weights = _experts(draw, kind)
     n, k = weights[0].shape
@@ -130,16 +130,16 @@ def _(draw: Draw) -> Given:
     once = 0.0 if bias is None else half_unit(type, _by_group(*operands).value)
     wanted = _by_group(*operands, more, type=type, slack=once)
     call = {"x": nvte.grouped_cast(x, sizes, [kind] * len(counts)), "weights": weights, "type": type, "bias": bias, "bias_scale": scale}
-    return Given(call, [wanted])
+    return DrawnCall(call, [wanted])
 
 
-@word("grouped_matmul")
-def _(draw: Draw) -> Given:
+@draws("grouped_matmul")
+def _(draw: Draw) -> DrawnCall:
     kind, type = draw.type(), draw.type()
     sizes, counts, weights = _experts(draw, kind)
     dy = draw.tensor(sum(counts), weights[0].shape[0], type=kind)
     wanted = _by_group(f64(dy).split(counts), [f64(w) for w in weights], type=type)
-    return Given({"dy": nvte.grouped_cast(dy, sizes, [kind] * len(counts)), "weights": weights, "type": type}, [wanted])
+    return DrawnCall({"dy": nvte.grouped_cast(dy, sizes, [kind] * len(counts)), "weights": weights, "type": type}, [wanted])
 
 
 def _wgrad(draw: Draw) -> tuple[Tensor, Tensor, list[torch.Tensor], list[torch.Tensor], DType]:
@@ -151,47 +151,47 @@ def _wgrad(draw: Draw) -> tuple[Tensor, Tensor, list[torch.Tensor], list[torch.T
     return nvte.grouped_cast(dy, sizes, types), nvte.grouped_cast(x, sizes, types), *parts, kind
 
 
-@word("grouped_transpose_matmul")
-def _(draw: Draw) -> Given:
+@draws("grouped_transpose_matmul")
+def _(draw: Draw) -> DrawnCall:
     dy, x, a, b, _ = _wgrad(draw)
     type = draw.type()
-    return Given({"dy": dy, "x": x, "type": type}, [_by_group(a, b, type=type, side_by_side=False)])
+    return DrawnCall({"dy": dy, "x": x, "type": type}, [_by_group(a, b, type=type, side_by_side=False)])
 
 
-@word("grouped_transpose_matmul_add")
-def _(draw: Draw) -> Given:
+@draws("grouped_transpose_matmul_add")
+def _(draw: Draw) -> DrawnCall:
     dy, x, a, b, kind = _wgrad(draw)
     addends = [nvte.copy(draw.tensor(dy.shape[1], x.shape[1], type=kind)) for _ in a]
     wanted = [product(p, q, kind, f64(c)) for p, q, c in zip(a, b, addends, strict=True)]
-    return Given({"dy": dy, "x": x, "addends": addends}, wanted)
+    return DrawnCall({"dy": dy, "x": x, "addends": addends}, wanted)
 
 
-@word("grouped_transpose_matmul_add_whole")
-def _(draw: Draw) -> Given:
+@draws("grouped_transpose_matmul_add_whole")
+def _(draw: Draw) -> DrawnCall:
     dy, x, a, b, kind = _wgrad(draw)
     addend = nvte.copy(draw.tensor(len(a), dy.shape[1], x.shape[1], type=kind))
-    return Given({"dy": dy, "x": x, "addend": addend}, [_by_group(a, b, list(f64(addend)), type=kind, side_by_side=False)])
+    return DrawnCall({"dy": dy, "x": x, "addend": addend}, [_by_group(a, b, list(f64(addend)), type=kind, side_by_side=False)])
 
 
-@word("grouped_dbias_scaled")
-def _(draw: Draw) -> Given:
+@draws("grouped_dbias_scaled")
+def _(draw: Draw) -> DrawnCall:
     sizes, counts = _groups(draw)
     kind, type = draw.type(), draw.type()
     dy, scale = draw.tensor(sum(counts), draw.columns(), type=kind), draw.tensor(sum(counts), type=DType.Float32)
     parts = [(d * s[:, None]) for d, s in zip(f64(dy).split(counts), f64(scale).split(counts), strict=True)]
     value, size = torch.stack([p.sum(0) for p in parts]), torch.stack([p.abs().sum(0) for p in parts])
-    return Given({"dy": dy, "sizes": sizes, "bias_scale": scale, "type": type}, [Wanted(value, sum(counts), size, type=type)])
+    return DrawnCall({"dy": dy, "sizes": sizes, "bias_scale": scale, "type": type}, [Wanted(value, sum(counts), size, type=type)])
 
 
-@word("grouped_dscales")
-def _(draw: Draw) -> Given:
+@draws("grouped_dscales")
+def _(draw: Draw) -> DrawnCall:
     sizes, counts = _groups(draw)
     kind, type = draw.type(), draw.type()
     dy = draw.tensor(sum(counts), draw.columns(), type=kind)
     bias = draw.tensor(len(counts), dy.shape[1], type=kind)
     parts = [(d * b) for d, b in zip(f64(dy).split(counts), f64(bias), strict=True)]
     value, size = torch.cat([p.sum(1) for p in parts]), torch.cat([p.abs().sum(1) for p in parts])
-    return Given({"dy": dy, "sizes": sizes, "bias": bias, "type": type}, [Wanted(value, dy.shape[1], size, type=type)])
+    return DrawnCall({"dy": dy, "sizes": sizes, "bias": bias, "type": type}, [Wanted(value, dy.shape[1], size, type=type)])
 
 
 # Experts.
@@ -229,8 +229,8 @@ def _probs_of(logits: torch.Tensor, chosen: torch.Tensor, how: dict[str, Any]) -
     return own * (how["scaling_factor"] or 1.0)
 
 
-@word("top_experts")
-def _(draw: Draw) -> Given:
+@draws("top_experts")
+def _(draw: Draw) -> DrawnCall:
     """Biases are so far apart that rounding changes no order; groups are chosen by one expert of each."""
     count = draw.of(1, 2, 4, 8)
     logits, k = draw.tensor(draw.rows(), count), draw.of(*range(1, min(count, 4) + 1))
@@ -253,11 +253,11 @@ def _(draw: Draw) -> Given:
         assert share(found[0], probs, logits.type) <= 1
         assert torch.equal(found[1].data.long(), chosen)
 
-    return Given({"logits": logits, "k": k, **how}, check)
+    return DrawnCall({"logits": logits, "k": k, **how}, check)
 
 
-@word("dtop_experts")
-def _(draw: Draw) -> Given:
+@draws("dtop_experts")
+def _(draw: Draw) -> DrawnCall:
     count = draw.of(1, 2, 4, 8)
     logits, k = draw.tensor(draw.rows(), count, type=DType.Float32), draw.of(*range(1, min(count, 4) + 1))
     how = _router(draw, count, k)
@@ -268,48 +268,48 @@ def _(draw: Draw) -> Given:
     size = f64(dprobs).abs().sum(1, keepdim=True).expand_as(x) * (how["scaling_factor"] or 1.0)
     if how["score_function"] == "sigmoid" and how["normalized"]:  # divided by the sum of the chosen
         size = size / f64(logits).sigmoid().gather(1, experts.data.long()).sum(1, keepdim=True)
-    return Given({"dprobs": dprobs, "experts": experts, "scores": scores, **how}, [Wanted(x.grad, 4 * count, size, type=DType.Float32)])
+    return DrawnCall({"dprobs": dprobs, "experts": experts, "scores": scores, **how}, [Wanted(x.grad, 4 * count, size, type=DType.Float32)])
 
 
-@word("count_experts")
-def _(draw: Draw) -> Given:
+@draws("count_experts")
+def _(draw: Draw) -> DrawnCall:
     experts, count, _ = _routed(draw)
-    return Given({"experts": experts, "count": count}, [Wanted(experts.data.flatten().bincount(minlength=count).double(), exact=True)])
+    return DrawnCall({"experts": experts, "count": count}, [Wanted(experts.data.flatten().bincount(minlength=count).double(), exact=True)])
 
 
-@word("moe_permute")
-def _(draw: Draw) -> Given:
+@draws("moe_permute")
+def _(draw: Draw) -> DrawnCall:
     experts, _, order = _routed(draw)
     x, k = draw.tensor(experts.shape[0], draw.columns()), experts.shape[1]
 
     def check(found: Any) -> None:
         assert torch.equal(f64(found[0]), f64(x)[order // k]) and torch.equal(found[1].data, _row_map(order, k).data)
 
-    return Given({"x": x, "experts": experts}, check)
+    return DrawnCall({"x": x, "experts": experts}, check)
 
 
-@word("dmoe_permute")
-def _(draw: Draw) -> Given:
+@draws("dmoe_permute")
+def _(draw: Draw) -> DrawnCall:
     experts, _, order = _routed(draw)
     k = experts.shape[1]
     drows = draw.tensor(len(order), draw.columns())
     copies = f64(drows)[order.argsort()].view(-1, k, drows.shape[1])
     wanted = Wanted(copies.sum(1), k, copies.abs().sum(1), type=drows.type)
-    return Given({"drows": drows, "row_map": _row_map(order, k), "k": k}, [wanted])
+    return DrawnCall({"drows": drows, "row_map": _row_map(order, k), "k": k}, [wanted])
 
 
-@word("moe_unpermute")
-def _(draw: Draw) -> Given:
+@draws("moe_unpermute")
+def _(draw: Draw) -> DrawnCall:
     experts, _, order = _routed(draw)
     k, probs = experts.shape[1], _probs(draw, experts)
     rows = draw.tensor(len(order), draw.columns())
     copies = f64(rows)[order.argsort()].view(-1, k, rows.shape[1]) * f64(probs)[..., None]
     wanted = Wanted(copies.sum(1), k, copies.abs().sum(1), type=rows.type)
-    return Given({"rows": rows, "row_map": _row_map(order, k), "probs": probs}, [wanted])
+    return DrawnCall({"rows": rows, "row_map": _row_map(order, k), "probs": probs}, [wanted])
 
 
-@word("dmoe_unpermute")
-def _(draw: Draw) -> Given:
+@draws("dmoe_unpermute")
+def _(draw: Draw) -> DrawnCall:
     experts, _, order = _routed(draw)
     k, probs, kind = experts.shape[1], _probs(draw, experts), draw.type()
     rows = draw.tensor(len(order), draw.columns(), type=kind)
@@ -318,14 +318,14 @@ def _(draw: Draw) -> Given:
     drows = (f64(dy)[:, None] * f64(probs)[..., None]).flatten(0, 1)[order]
     products = f64(dy)[:, None] * copies
     wanted = [Wanted(drows, type=kind), Wanted(products.sum(2), rows.shape[1], products.abs().sum(2), type=DType.Float32)]
-    return Given({"dy": dy, "rows": rows, "row_map": _row_map(order, k), "probs": probs}, wanted)
+    return DrawnCall({"dy": dy, "rows": rows, "row_map": _row_map(order, k), "probs": probs}, wanted)
 
 
 # Between processes, of which there is one.
 
 
-@word("exchange_groups")
-def _(draw: Draw) -> Given:
+@draws("exchange_groups")
+def _(draw: Draw) -> DrawnCall:
     sizes, counts = _groups(draw)
     x = draw.tensor(sum(counts), draw.columns())
 
@@ -333,83 +333,83 @@ def _(draw: Draw) -> Given:
         y, own, came = found
         assert torch.equal(f64(y), f64(x)) and own.data.tolist() == counts and came.data.tolist() == [counts]
 
-    return Given({"x": x, "sizes": sizes, "group": None}, check)
+    return DrawnCall({"x": x, "sizes": sizes, "group": None}, check)
 
 
-@word("return_groups")
-def _(draw: Draw) -> Given:
+@draws("return_groups")
+def _(draw: Draw) -> DrawnCall:
     sizes, counts = _groups(draw)
     y = draw.tensor(sum(counts), draw.columns())
     came = nvte.make_nvte_tensor(torch.tensor([counts]))
-    return Given({"y": y, "sizes": sizes, "counts": came, "group": None}, [Wanted(f64(y), exact=True, type=y.type)])
+    return DrawnCall({"y": y, "sizes": sizes, "counts": came, "group": None}, [Wanted(f64(y), exact=True, type=y.type)])
 
 
-@word("all_gather")
-def _(draw: Draw) -> Given:
+@draws("all_gather")
+def _(draw: Draw) -> DrawnCall:
     x = draw.tensor(draw.rows(), draw.columns())
-    return Given({"x": x, "group": None}, [Wanted(f64(x), exact=True, type=x.type)])
+    return DrawnCall({"x": x, "group": None}, [Wanted(f64(x), exact=True, type=x.type)])
 
 
-@word("reduce_scatter")
-def _(draw: Draw) -> Given:
-    return WORDS["all_gather"](draw)
+@draws("reduce_scatter")
+def _(draw: Draw) -> DrawnCall:
+    return DRAWN_CALLS["all_gather"](draw)
 
 
-@word("all_reduce")
-def _(draw: Draw) -> Given:
-    given = WORDS["all_gather"](draw)
-    return Given({**given.arguments, "reduction": draw.of("sum", "max", "mean")}, given.wanted)
+@draws("all_reduce")
+def _(draw: Draw) -> DrawnCall:
+    given = DRAWN_CALLS["all_gather"](draw)
+    return DrawnCall({**given.arguments, "reduction": draw.of("sum", "max", "mean")}, given.wanted)
 
 
-@word("begin_all_gather")
-def _(draw: Draw) -> Given:
-    given = WORDS["all_gather"](draw)
+@draws("begin_all_gather")
+def _(draw: Draw) -> DrawnCall:
+    given = DRAWN_CALLS["all_gather"](draw)
     x = given.arguments["x"]
 
     def check(found: nvte.Underway) -> None:
         came = found.end()
         assert came.type == x.type and torch.equal(came.data, x.data)
 
-    return Given(given.arguments, check)
+    return DrawnCall(given.arguments, check)
 
 
-@word("begin_sum")
-def _(draw: Draw) -> Given:
-    given = WORDS["begin_all_gather"](draw)
-    return Given({**given.arguments, "scatter": draw.of(True, False)}, given.wanted)
+@draws("begin_sum")
+def _(draw: Draw) -> DrawnCall:
+    given = DRAWN_CALLS["begin_all_gather"](draw)
+    return DrawnCall({**given.arguments, "scatter": draw.of(True, False)}, given.wanted)
 
 
-@word("all_to_all")
-def _(draw: Draw) -> Given:
-    return WORDS["all_gather"](draw)
+@draws("all_to_all")
+def _(draw: Draw) -> DrawnCall:
+    return DRAWN_CALLS["all_gather"](draw)
 
 
-@word("ring_shift")
-def _(draw: Draw) -> Given:
-    return WORDS["all_gather"](draw)
+@draws("ring_shift")
+def _(draw: Draw) -> DrawnCall:
+    return DRAWN_CALLS["all_gather"](draw)
 
 
-@word("own_rows")
-def _(draw: Draw) -> Given:
+@draws("own_rows")
+def _(draw: Draw) -> DrawnCall:
     size = draw.of(1, 2, 3)
     rank, x = draw.of(*range(size)), draw.tensor(size * draw.rows(), draw.columns())
-    return Given({"x": x, "rank": rank, "size": size}, [Wanted(f64(x).chunk(size)[rank] if len(f64(x)) else f64(x), exact=True, type=x.type)])
+    return DrawnCall({"x": x, "rank": rank, "size": size}, [Wanted(f64(x).chunk(size)[rank] if len(f64(x)) else f64(x), exact=True, type=x.type)])
 
 
-@word("bytes_gathered")
-def _(draw: Draw) -> Given:
+@draws("bytes_gathered")
+def _(draw: Draw) -> DrawnCall:
     shape, type, processes = (draw.rows(), draw.columns()), draw.of(*FLOATS), draw.of(1, 2, 4)
-    return Given({"shape": shape, "type": type, "processes": processes}, _gives([processes * shape[0] * shape[1] * nvte.bit_width(type) // 8]))
+    return DrawnCall({"shape": shape, "type": type, "processes": processes}, _gives([processes * shape[0] * shape[1] * nvte.bit_width(type) // 8]))
 
 
-@word("permute")
-def _(draw: Draw) -> Given:
+@draws("permute")
+def _(draw: Draw) -> DrawnCall:
     x, dims = draw.tensor(draw.rows(), draw.of(1, 2, 3), draw.columns()), draw.of((0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0))
-    return Given({"x": x, "dims": dims}, [Wanted(f64(x).permute(dims).contiguous(), exact=True, type=x.type)])
+    return DrawnCall({"x": x, "dims": dims}, [Wanted(f64(x).permute(dims).contiguous(), exact=True, type=x.type)])
 
 
-@word("merge_attention")
-def _(draw: Draw) -> Given:
+@draws("merge_attention")
+def _(draw: Draw) -> DrawnCall:
     count, length, heads, width, kind = draw.of(1, 2), draw.of(1, 3, 8), draw.of(1, 2), draw.of(1, 4), DType.Float32
     o, o_step = (draw.tensor(count * length, heads, width, type=kind) for _ in range(2))
     stats, stats_step = (draw.tensor(count, heads, length, 1, type=kind) for _ in range(2))
@@ -419,7 +419,7 @@ def _(draw: Draw) -> Given:
     merged, size = first * f64(o) + second * f64(o_step), first * f64(o).abs() + second * f64(o_step).abs()
     steep = 1 + both.abs().max()
     arguments = {"o": o, "stats": stats, "o_step": o_step, "stats_step": stats_step, "sequences": nvte.Sequences.equal(count, length, o)}
-    return Given(arguments, [Wanted(merged, 4, size * steep, type=kind), Wanted(total, 4, total.abs() + steep, type=kind)])
+    return DrawnCall(arguments, [Wanted(merged, 4, size * steep, type=kind), Wanted(total, 4, total.abs() + steep, type=kind)])
 
 
 # Of types, and what holds tensors.
@@ -432,42 +432,42 @@ def _gives(value: Any) -> Callable[[Any], None]:
     return check
 
 
-WORDS |= {
-    "bit_width": lambda draw: Given({"dtype": (d := draw.type())}, _gives(32 if d is DType.Float32 else 16)),
-    "dtype_name": lambda draw: Given({"dtype": (d := draw.type())}, _gives(d.name)),
-    "element": lambda draw: Given({"type": (t := draw.out())}, _gives(t.dtype if isinstance(t, QuantizedType) else t)),
-    "is_fp8": lambda draw: Given({"of": (t := draw.out())}, _gives(t in FP8)),
-    "is_quantized_type": lambda draw: Given({"type": (t := draw.out())}, _gives(t in FP8)),
-    "is_rescalable": lambda draw: Given({"type": (t := draw.out())}, _gives(t in FP8)),
-    "exponent_of": lambda draw: Given({"factor": 2.0 ** (k := draw.of(-3, 0, 7))}, _gives(k)),
-    "has_own_blocks": lambda draw: Given({"shape": (draw.rows(), 32), "type": draw.out()}, _gives(False)),
-    "over": lambda draw: Given({"type": (t := draw.of(None, *FLOATS)), "group": None}, _gives(t)),
-    "share_amax": lambda draw: Given({"type": draw.out(), "group": None}, _gives(None)),
-    "rows_together": lambda draw: Given({"types": [draw.out(), draw.out()]}, _gives(1)),
-    "nvte_dtype": lambda draw: Given({"dtype": nvte.te_to_torch_dtype(d := draw.type())}, _gives(d)),
-    "torch_to_te_dtype": lambda draw: Given({"dtype": nvte.te_to_torch_dtype(d := draw.type())}, _gives(d)),
-    "te_to_torch_dtype": lambda draw: Given({"dtype": (d := draw.type())}, _gives({4: torch.float32, 5: torch.float16, 6: torch.bfloat16}[d])),
-    "current_pass": lambda draw: Given({}, lambda found: _gives("inference")(found.kind)),
-    "pass_": lambda draw: Given({}, _gives("inference")),
-    "set_execution_state": lambda draw: Given({"state": None}, _gives(None)),
-    "quantizer_for": lambda draw: Given({"type": (t := draw.out())}, lambda found: _gives(t in FP8)(found is not None)),
-    "check_sizes": lambda draw: Given({"sizes": (g := _groups(draw))[0], "groups": len(g[1]), "of": "a word"}, _gives(None)),
+DRAWN_CALLS |= {
+    "bit_width": lambda draw: DrawnCall({"dtype": (d := draw.type())}, _gives(32 if d is DType.Float32 else 16)),
+    "dtype_name": lambda draw: DrawnCall({"dtype": (d := draw.type())}, _gives(d.name)),
+    "element": lambda draw: DrawnCall({"type": (t := draw.out())}, _gives(t.dtype if isinstance(t, QuantizedType) else t)),
+    "is_fp8": lambda draw: DrawnCall({"of": (t := draw.out())}, _gives(t in FP8)),
+    "is_quantized_type": lambda draw: DrawnCall({"type": (t := draw.out())}, _gives(t in FP8)),
+    "is_rescalable": lambda draw: DrawnCall({"type": (t := draw.out())}, _gives(t in FP8)),
+    "exponent_of": lambda draw: DrawnCall({"factor": 2.0 ** (k := draw.of(-3, 0, 7))}, _gives(k)),
+    "has_own_blocks": lambda draw: DrawnCall({"shape": (draw.rows(), 32), "type": draw.out()}, _gives(False)),
+    "over": lambda draw: DrawnCall({"type": (t := draw.of(None, *FLOATS)), "group": None}, _gives(t)),
+    "share_amax": lambda draw: DrawnCall({"type": draw.out(), "group": None}, _gives(None)),
+    "rows_together": lambda draw: DrawnCall({"types": [draw.out(), draw.out()]}, _gives(1)),
+    "nvte_dtype": lambda draw: DrawnCall({"dtype": nvte.te_to_torch_dtype(d := draw.type())}, _gives(d)),
+    "torch_to_te_dtype": lambda draw: DrawnCall({"dtype": nvte.te_to_torch_dtype(d := draw.type())}, _gives(d)),
+    "te_to_torch_dtype": lambda draw: DrawnCall({"dtype": (d := draw.type())}, _gives({4: torch.float32, 5: torch.float16, 6: torch.bfloat16}[d])),
+    "current_pass": lambda draw: DrawnCall({}, lambda found: _gives("inference")(found.kind)),
+    "pass_": lambda draw: DrawnCall({}, _gives("inference")),
+    "set_execution_state": lambda draw: DrawnCall({"state": None}, _gives(None)),
+    "quantizer_for": lambda draw: DrawnCall({"type": (t := draw.out())}, lambda found: _gives(t in FP8)(found is not None)),
+    "check_sizes": lambda draw: DrawnCall({"sizes": (g := _groups(draw))[0], "groups": len(g[1]), "of": "a function"}, _gives(None)),
 }
 
 
-@word("note_amax")
-def _(draw: Draw) -> Given:
+@draws("note_amax")
+def _(draw: Draw) -> DrawnCall:
     state, amax = nvte.Pass("forward"), torch.ones(1)
 
     def check(found: Any) -> None:
         assert found is None
         nvte.current_pass().amaxes.clear()
 
-    return Given({"slot": f"{len(state.amaxes)}.x", "amax": amax}, check)
+    return DrawnCall({"slot": f"{len(state.amaxes)}.x", "amax": amax}, check)
 
 
-@word("running")
-def _(draw: Draw) -> Given:
+@draws("running")
+def _(draw: Draw) -> DrawnCall:
     state = nvte.Pass("backward")
 
     def check(found: Any) -> None:
@@ -475,39 +475,39 @@ def _(draw: Draw) -> Given:
             assert entered is state and nvte.current_pass() is state
         assert nvte.current_pass() is not state
 
-    return Given({"state": state}, check)
+    return DrawnCall({"state": state}, check)
 
 
 def _some(draw: Draw) -> list[Tensor]:
     return [draw.tensor(draw.rows(), draw.columns()), nvte.cast(draw.tensor(2, 4), FP8[0])]
 
 
-@word("flatten")
-def _(draw: Draw) -> Given:
+@draws("flatten")
+def _(draw: Draw) -> DrawnCall:
     tensors = _some(draw)
 
     def check(found: Any) -> None:
         for was, now in zip(tensors, nvte.unflatten(*found), strict=True):
             assert was.type == now.type and torch.equal(f64(was), f64(now))
 
-    return Given({"tensors": tensors}, check)
+    return DrawnCall({"tensors": tensors}, check)
 
 
-@word("unflatten")
-def _(draw: Draw) -> Given:
+@draws("unflatten")
+def _(draw: Draw) -> DrawnCall:
     tensors = _some(draw)
     leaves, spec = nvte.flatten(tensors)
-    return Given({"leaves": leaves, "spec": spec}, [Wanted(f64(x), exact=True, type=x.type) for x in tensors])
+    return DrawnCall({"leaves": leaves, "spec": spec}, [Wanted(f64(x), exact=True, type=x.type) for x in tensors])
 
 
-@word("flatten_storage")
-def _(draw: Draw) -> Given:
+@draws("flatten_storage")
+def _(draw: Draw) -> DrawnCall:
     storage = nvte.cast(draw.tensor(2, 4), FP8[0]).data
-    return Given({"storage": storage}, lambda found: _gives(True)(found[0][0] is storage._data))
+    return DrawnCall({"storage": storage}, lambda found: _gives(True)(found[0][0] is storage._data))
 
 
-@word("unflatten_storage")
-def _(draw: Draw) -> Given:
+@draws("unflatten_storage")
+def _(draw: Draw) -> DrawnCall:
     storage = nvte.cast(draw.tensor(2, 4), FP8[0]).data
     leaves, spec = nvte.flatten_storage(storage)
-    return Given({"leaves": iter(leaves), "spec": spec}, lambda found: _gives(True)(found._data is storage._data))
+    return DrawnCall({"leaves": iter(leaves), "spec": spec}, lambda found: _gives(True)(found._data is storage._data))

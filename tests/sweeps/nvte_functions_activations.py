@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from nvte_draws import WORDS, Draw, Given, Wanted, f64, word
+from nvte_draws import DRAWN_CALLS, Draw, DrawnCall, Wanted, draws, f64
 from torch.nn import functional as F
 
 from fusible.nvte import Tensor
@@ -78,19 +78,19 @@ def _enter_activation(name: str, backward: str, make: Callable[..., Formula], wi
         rows, columns = draw.rows(), draw.columns()
         return (rows, columns), (rows, width * columns), tuple(options) if draw.of(True, False) else ()
 
-    def forward(draw: Draw) -> Given:
+    def forward(draw: Draw) -> DrawnCall:
         _, shape, given = shapes(draw)
         x, type = draw.tensor(*shape), draw.out()
-        return Given({"x": x, "type": type}, [nearly(make(*given)(f64(x)), f64(x), type=type, rounded=(x.type,))], given)
+        return DrawnCall({"x": x, "type": type}, [nearly(make(*given)(f64(x)), f64(x), type=type, rounded=(x.type,))], given)
 
-    def back(draw: Draw) -> Given:
+    def back(draw: Draw) -> DrawnCall:
         out, shape, given = shapes(draw)
         kind = draw.type()
         dy, x, type = draw.tensor(*out, type=kind), draw.tensor(*shape, type=kind), draw.out()
         (dx,) = gradient(make(*given), f64(dy), f64(x))
-        return Given({"dy": dy, "x": x, "type": type}, [nearly(dx, f64(x), f64(dy), type=type, rounded=(kind,))], given)
+        return DrawnCall({"dy": dy, "x": x, "type": type}, [nearly(dx, f64(x), f64(dy), type=type, rounded=(kind,))], given)
 
-    WORDS[name], WORDS[backward] = forward, back
+    DRAWN_CALLS[name], DRAWN_CALLS[backward] = forward, back
 
 
 def _enter_scaled(name: str, backward: str, make: Callable[..., Formula], width: int, options: Sequence[float] = ()) -> None:
@@ -99,13 +99,13 @@ def _enter_scaled(name: str, backward: str, make: Callable[..., Formula], width:
         given = tuple(options) if draw.of(True, False) else ()
         return draw.tensor(rows, columns, type=kind), draw.tensor(rows, width * columns, type=kind), draw.tensor(rows), given
 
-    def forward(draw: Draw) -> Given:
+    def forward(draw: Draw) -> DrawnCall:
         _, x, scales, given = arguments(draw)
         type = draw.out()
         y = make(*given)(f64(x)) * f64(scales)[:, None]
-        return Given({"x": x, "scales": scales, "type": type}, [nearly(y, f64(x), f64(scales), type=type, rounded=(x.type,))], given)
+        return DrawnCall({"x": x, "scales": scales, "type": type}, [nearly(y, f64(x), f64(scales), type=type, rounded=(x.type,))], given)
 
-    def back(draw: Draw) -> Given:
+    def back(draw: Draw) -> DrawnCall:
         dy, x, scales, given = arguments(draw)
         type, wanted = draw.out(), draw.of(True, False)
         formula = make(*given)
@@ -114,22 +114,22 @@ def _enter_scaled(name: str, backward: str, make: Callable[..., Formula], width:
         per_row = nearly(dscales, *sizes)
         per_row = Wanted(dscales, dy.shape[1], per_row.magnitude * max(1, dy.shape[1]), type=scales.type)  # type: ignore[operator]
         call = {"dy": dy, "x": x, "scales": scales, "type": type, "scales_gradient": wanted}
-        return Given(call, [nearly(dx, *sizes, type=type, rounded=(x.type,)), per_row if wanted else None], given)
+        return DrawnCall(call, [nearly(dx, *sizes, type=type, rounded=(x.type,)), per_row if wanted else None], given)
 
-    WORDS[name], WORDS[backward] = forward, back
+    DRAWN_CALLS[name], DRAWN_CALLS[backward] = forward, back
 
 
 def _enter_dbias(name: str, formula: Formula) -> None:
-    def back(draw: Draw) -> Given:
+    def back(draw: Draw) -> DrawnCall:
         kind = draw.type()
         shape, type, dbias_type = (draw.rows(), draw.columns()), draw.out(), draw.type()
         dy, x = draw.tensor(*shape, type=kind), draw.tensor(*shape, type=kind)
         (dx,) = gradient(formula, f64(dy), f64(x))
         near = nearly(dx, f64(x), f64(dy), type=type, rounded=(kind,))
         sums = Wanted(dx.sum(0), 32 * shape[0], near.magnitude.sum(0), type=dbias_type, rounded=(kind,))  # type: ignore[union-attr]
-        return Given({"dy": dy, "x": x, "type": type, "dbias_type": dbias_type}, [near, sums])
+        return DrawnCall({"dy": dy, "x": x, "type": type, "dbias_type": dbias_type}, [near, sums])
 
-    WORDS[f"dbias_{_backward(name)}"] = back
+    DRAWN_CALLS[f"dbias_{_backward(name)}"] = back
 
 
 def _backward(name: str) -> str:
@@ -150,17 +150,17 @@ _enter_scaled("scaled_situglu", "scaled_dsituglu", _situglu, 2)
 _enter_scaled("scaled_clamped_swiglu", "scaled_clamped_dswiglu", _clamped, 2)
 
 
-@word("cast_transpose_dbias_dgelu_checked")
-def _(draw: Draw) -> Given:
-    given = WORDS["dbias_dgelu"](draw)
+@draws("cast_transpose_dbias_dgelu_checked")
+def _(draw: Draw) -> DrawnCall:
+    given = DRAWN_CALLS["dbias_dgelu"](draw)
     dx, dbias = given.wanted  # type: ignore[misc]
-    return Given(given.arguments, [dx, transposed(dx), dbias])
+    return DrawnCall(given.arguments, [dx, transposed(dx), dbias])
 
 
-@word("cast_transpose_dgeglu_checked")
-def _(draw: Draw) -> Given:
-    given = WORDS["dgeglu"](draw)
-    return Given(given.arguments, [given.wanted[0], transposed(given.wanted[0])])  # type: ignore[index]
+@draws("cast_transpose_dgeglu_checked")
+def _(draw: Draw) -> DrawnCall:
+    given = DRAWN_CALLS["dgeglu"](draw)
+    return DrawnCall(given.arguments, [given.wanted[0], transposed(given.wanted[0])])  # type: ignore[index]
 
 
 def transposed(wanted: Any) -> Wanted:

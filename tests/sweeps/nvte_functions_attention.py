@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from nvte_draws import WORDS, Draw, Given, Wanted, f64, share, word
-from nvte_words_activations import gradient, nearly
+from nvte_draws import DRAWN_CALLS, Draw, DrawnCall, Wanted, draws, f64, share
+from nvte_functions_activations import gradient, nearly
 
 from fusible import nvte
 from fusible.nvte import DType, Tensor
@@ -41,18 +41,18 @@ def _rotated(x: torch.Tensor, lengths: Sequence[int], rotary: nvte.Rotary, sign:
     return torch.cat([torch.stack(turned, -1).flatten(-2) if rotary.interleaved else torch.cat(turned, -1), rest], -1)
 
 
-def _rope(draw: Draw, name: str, sign: float) -> Given:
+def _rope(draw: Draw, name: str, sign: float) -> DrawnCall:
     sequences, lengths = _sequences(draw)
     x, base = draw.tensor(sum(lengths), draw.of(1, 2), draw.of(2, 4, 8)), draw.of(10000.0, 100.0)
     width = x.shape[-1]
     rotary = draw.of(base, nvte.Rotary(base), nvte.Rotary(base, 2), nvte.Rotary(base, None, tuple(1 / (i + 1) for i in range(width // 2))))
     rotary = replace(rotary, interleaved=draw.of(True, False)) if isinstance(rotary, nvte.Rotary) else rotary
     value = _rotated(f64(x), lengths, rotary if isinstance(rotary, nvte.Rotary) else nvte.Rotary(rotary), sign)
-    return Given({name: x, "sequences": sequences, "rotary": rotary}, [nearly(value, f64(x), type=x.type)])
+    return DrawnCall({name: x, "sequences": sequences, "rotary": rotary}, [nearly(value, f64(x), type=x.type)])
 
 
-WORDS["rope"] = lambda draw: _rope(draw, "x", 1.0)
-WORDS["drope"] = lambda draw: _rope(draw, "dy", -1.0)
+DRAWN_CALLS["rope"] = lambda draw: _rope(draw, "x", 1.0)
+DRAWN_CALLS["drope"] = lambda draw: _rope(draw, "dy", -1.0)
 
 
 def _outside(queries: int, keys: int, starts: int, window: tuple[int, int]) -> torch.Tensor:
@@ -115,8 +115,8 @@ def _probabilities(kind: DType, v: torch.Tensor) -> float:
     return torch.finfo(nvte.te_to_torch_dtype(kind)).eps * (v.abs().max().item() if v.numel() else 0.0)
 
 
-@word("attention")
-def _(draw: Draw) -> Given:
+@draws("attention")
+def _(draw: Draw) -> DrawnCall:
     arguments, lengths = _heads(draw)
     q, k, v = (f64(arguments[name]) for name in "qkv")
     kind = arguments["q"].type
@@ -127,11 +127,11 @@ def _(draw: Draw) -> Given:
     def check(found: Any) -> None:
         assert share(found[0], o, o.type) <= 1
 
-    return Given({**arguments, "is_training": draw.of(True, False)}, check)
+    return DrawnCall({**arguments, "is_training": draw.of(True, False)}, check)
 
 
-@word("dattention")
-def _(draw: Draw) -> Given:
+@draws("dattention")
+def _(draw: Draw) -> DrawnCall:
     arguments, lengths = _heads(draw)
     q, k, v = (f64(arguments[name]) for name in "qkv")
     kind, biased = arguments["q"].type, [] if arguments["bias"] is None else [f64(arguments["bias"])]
@@ -143,7 +143,7 @@ def _(draw: Draw) -> Given:
     eps = torch.finfo(nvte.te_to_torch_dtype(kind)).eps
     types = [kind] * 3 + [DType.Float32]
     wanted = [Wanted(g, 32, (nearly(g, *size).magnitude * (1 + eps * 2**23 / 16)), type=t) for g, t in zip(grads, types, strict=False)]  # type: ignore[operator]
-    return Given({"do": do, **arguments, "o": o, "aux": aux}, [*wanted, *([] if biased else [None])])
+    return DrawnCall({"do": do, **arguments, "o": o, "aux": aux}, [*wanted, *([] if biased else [None])])
 
 
 def _cache(draw: Draw, groups: int, width: int, kind: DType) -> tuple[nvte.KVCache, nvte.Sequences, list[int], list[int]]:
@@ -170,8 +170,8 @@ def _attended_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: in
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
-@word("append_kv")
-def _(draw: Draw) -> Given:
+@draws("append_kv")
+def _(draw: Draw) -> DrawnCall:
     groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
     cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
     k, v = (draw.tensor(sum(lengths), groups, width, type=kind) for _ in "kv")
@@ -182,11 +182,11 @@ def _(draw: Draw) -> Given:
             for i, part in enumerate(f64(new).split(lengths)):
                 assert torch.equal(_held(pages, found, i, starts[i] + lengths[i]), torch.cat([held[i], part]))
 
-    return Given({"cache": cache, "k": k, "v": v, "sequences": sequences}, check)
+    return DrawnCall({"cache": cache, "k": k, "v": v, "sequences": sequences}, check)
 
 
-@word("attention_cached")
-def _(draw: Draw) -> Given:
+@draws("attention_cached")
+def _(draw: Draw) -> DrawnCall:
     groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
     cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
     q, scale = draw.tensor(sum(lengths), groups * draw.of(1, 2), width, type=kind), width**-0.5
@@ -203,11 +203,11 @@ def _(draw: Draw) -> Given:
     values = f64(cache.v)
     wanted = nearly(torch.cat(parts), f64(q), f64(cache.k), values, type=kind, slack=_probabilities(kind, values))
     given = {"q": q, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window, "options": options, "bias": bias}
-    return Given(given, [wanted])
+    return DrawnCall(given, [wanted])
 
 
-@word("attention_step")
-def _(draw: Draw) -> Given:
+@draws("attention_step")
+def _(draw: Draw) -> DrawnCall:
     groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
     cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
     q, scale = draw.tensor(sum(lengths), groups * draw.of(1, 2), width, type=kind), width**-0.5
@@ -236,4 +236,4 @@ def _(draw: Draw) -> Given:
             rows = nvte.make_nvte_tensor(_held(cache.k, cache, i, len(of_k)).to(nvte.te_to_torch_dtype(kind)))
             assert share(rows, nearly(of_k, keys, type=kind), kind) <= 1
 
-    return Given({"q": q, "k": k, "v": v, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window, "rotary": rotary}, check)
+    return DrawnCall({"q": q, "k": k, "v": v, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window, "rotary": rotary}, check)

@@ -1,4 +1,4 @@
-"""The words that no op uses yet but users may: casts that transpose, allocation, and what a type is called."""
+"""The functions that no op uses yet but users may: casts that transpose, allocation, and what a type is called."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def test_interleaving_halves_by_blocks_and_back() -> None:
     for tensor in (x, nvte.reshape(x, (1, 2, 12)), nvte.reshape(x, (24,))):
         for size in (1, 2, 3, 6):
             assert torch.equal(nvte.deinterleave(nvte.interleave(tensor, size), size).data, tensor.data)
-    for word in (nvte.interleave, nvte.deinterleave):
+    for function in (nvte.interleave, nvte.deinterleave):
         with pytest.raises(
             ShapeError, match="a tensor that is interleaved in blocks of 5 of (de)?interleave: expected a multiple of 10 columns, got 12"
         ):
-            word(x, 5)
+            function(x, 5)
 
 
 @pytest.mark.parametrize("type", [DType.Float32, DType.BFloat16, CURRENT], ids=str)

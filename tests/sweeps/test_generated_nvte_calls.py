@@ -1,4 +1,4 @@
-"""Every word of nvte, called rightly with what was drawn at random, gives what float64 says."""
+"""Every function of nvte, called rightly with what was drawn at random, gives what float64 says."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import zlib
 from typing import Any
 
 import pytest
-from nvte_words import WORDS, Draw, Given, share
+from nvte_functions import DRAWN_CALLS, Draw, DrawnCall, share
 
 from fusible import nvte
 
 FUNCTIONS = {name for name in nvte.__all__ if inspect.isfunction(getattr(nvte, name))}
 CALLS = 150
-"""Of each word in the long run; 8 in the short one."""
+"""Of each function in the long run; 8 in the short one."""
 
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -23,7 +23,7 @@ def _flat(found: Any) -> list[Any]:
     return [part for item in found for part in _flat(item)] if isinstance(found, list | tuple) else [found]
 
 
-def _checked(name: str, given: Given) -> None:
+def _checked(name: str, given: DrawnCall) -> None:
     function = getattr(nvte, name)
     if given.more:
         names = list(inspect.signature(function).parameters)
@@ -45,7 +45,7 @@ def _checked(name: str, given: Given) -> None:
 
 def _run(name: str, count: int) -> None:
     for seed in range(count):
-        given = WORDS[name](Draw(zlib.crc32(name.encode()) + seed))
+        given = DRAWN_CALLS[name](Draw(zlib.crc32(name.encode()) + seed))
         try:
             _checked(name, given)
         except Exception as error:
@@ -54,15 +54,15 @@ def _run(name: str, count: int) -> None:
 
 
 def test_every_word_is_drawn() -> None:
-    assert set(WORDS) == FUNCTIONS
+    assert set(DRAWN_CALLS) == FUNCTIONS
 
 
-@pytest.mark.parametrize("name", sorted(WORDS))
-def test_what_words_give(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(DRAWN_CALLS))
+def test_what_functions_give(name: str) -> None:
     _run(name, 8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(WORDS))
-def test_what_words_give_at_length(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(DRAWN_CALLS))
+def test_what_functions_give_at_length(name: str) -> None:
     _run(name, CALLS)

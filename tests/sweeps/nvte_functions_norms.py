@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from nvte_draws import WORDS, Draw, Given, Wanted, f64, share, word
-from nvte_words_activations import gradient
+from nvte_draws import DRAWN_CALLS, Draw, DrawnCall, Wanted, draws, f64, share
+from nvte_functions_activations import gradient
 
 from fusible import nvte
 from fusible.nvte import DType, Tensor, Type
@@ -33,8 +33,8 @@ def _loose(value: torch.Tensor, x: torch.Tensor, factor: torch.Tensor | float, *
     return Wanted(value, 8 * x.shape[-1], torch.ones_like(value) * size, **more)
 
 
-@word("layernorm")
-def _(draw: Draw) -> Given:
+@draws("layernorm")
+def _(draw: Draw) -> DrawnCall:
     arguments, gamma = _norm(draw, bias=True)
     x, type = f64(arguments["x"]), draw.out()
     mu, rsigma = _statistics(x, arguments["eps"], centered=True)
@@ -44,27 +44,29 @@ def _(draw: Draw) -> Given:
         _loose(y, x, worst * (1 + gamma.abs().amax()), type=type), _loose(mu, x, 1.0, type=DType.Float32),
         _loose(rsigma, x, worst, type=DType.Float32),
     ]  # fmt: skip
-    return Given({**arguments, "type": type}, wanted)
+    return DrawnCall({**arguments, "type": type}, wanted)
 
 
-@word("rmsnorm")
-def _(draw: Draw) -> Given:
+@draws("rmsnorm")
+def _(draw: Draw) -> DrawnCall:
     arguments, gamma = _norm(draw, bias=False)
     x, type = f64(arguments["x"]), draw.out()
     _, rsigma = _statistics(x, arguments["eps"], centered=False)
     worst = rsigma.amax() ** 3 + 1 if rsigma.numel() else 1.0
     y = _loose(x * rsigma[:, None] * gamma, x, worst * (1 + gamma.abs().amax()), type=type)
-    return Given({**arguments, "type": type}, [y, _loose(rsigma, x, worst, type=DType.Float32)])
+    return DrawnCall({**arguments, "type": type}, [y, _loose(rsigma, x, worst, type=DType.Float32)])
 
 
-@word("l2norm")
-def _(draw: Draw) -> Given:
+@draws("l2norm")
+def _(draw: Draw) -> DrawnCall:
     x, type, eps = draw.tensor(draw.rows(), draw.columns()), draw.out(), draw.of(1e-5, 1e-2)
     values = f64(x)
-    return Given({"x": x, "eps": eps, "type": type}, [Wanted(values * (values.square().sum(-1) + eps).rsqrt()[:, None], x.shape[1], type=type), None])
+    return DrawnCall(
+        {"x": x, "eps": eps, "type": type}, [Wanted(values * (values.square().sum(-1) + eps).rsqrt()[:, None], x.shape[1], type=type), None]
+    )
 
 
-def _backward(draw: Draw, *, centered: bool, add: bool) -> Given:
+def _backward(draw: Draw, *, centered: bool, add: bool) -> DrawnCall:
     arguments, gamma = _norm(draw, bias=False)
     x, weight = arguments["x"], arguments["weight"]
     mu, rsigma = _statistics(f64(x), arguments["eps"], centered=centered)
@@ -89,35 +91,35 @@ def _backward(draw: Draw, *, centered: bool, add: bool) -> Given:
     wanted = [_loose(dx, f64(x), factor, type=type, rounded=rounded), _loose(dgamma, f64(x), factor * (1 + rows), type=weight.type)]
     if centered:
         wanted.append(Wanted(f64(dy).sum(0), rows, f64(dy).abs().sum(0), type=weight.type))
-    return Given({**call, "type": type}, wanted)
+    return DrawnCall({**call, "type": type}, wanted)
 
 
 def _fp32(x: torch.Tensor) -> Tensor:
     return nvte.make_nvte_tensor(x.float())
 
 
-WORDS["dlayernorm"] = lambda draw: _backward(draw, centered=True, add=False)
-WORDS["dlayernorm_add"] = lambda draw: _backward(draw, centered=True, add=True)
-WORDS["drmsnorm"] = lambda draw: _backward(draw, centered=False, add=False)
-WORDS["drmsnorm_add"] = lambda draw: _backward(draw, centered=False, add=True)
+DRAWN_CALLS["dlayernorm"] = lambda draw: _backward(draw, centered=True, add=False)
+DRAWN_CALLS["dlayernorm_add"] = lambda draw: _backward(draw, centered=True, add=True)
+DRAWN_CALLS["drmsnorm"] = lambda draw: _backward(draw, centered=False, add=False)
+DRAWN_CALLS["drmsnorm_add"] = lambda draw: _backward(draw, centered=False, add=True)
 
 
-@word("dl2norm")
-def _(draw: Draw) -> Given:
+@draws("dl2norm")
+def _(draw: Draw) -> DrawnCall:
     x, eps = draw.tensor(draw.rows(), draw.columns()), 1e-2
     dy, type = draw.tensor(*x.shape, type=x.type), draw.type()  # type: ignore[arg-type]
     values, n = f64(x), x.shape[1]
     (dx,) = gradient(lambda v: v * (v.square().sum(-1, keepdim=True) + eps).rsqrt(), f64(dy), values)
     rsigma = (values.square().mean(-1) + eps / n).rsqrt()
     factor = (1 + f64(dy).abs().amax()) * (1 + rsigma.amax()) ** 3 * n if x.data.numel() else 1.0
-    return Given({"dy": dy, "x": x, "rsigma": _fp32(rsigma), "type": type}, [_loose(dx, values, factor, type=type, rounded=(x.type,))])
+    return DrawnCall({"dy": dy, "x": x, "rsigma": _fp32(rsigma), "type": type}, [_loose(dx, values, factor, type=type, rounded=(x.type,))])
 
 
 # Dropout.
 
 
-@word("dropout")
-def _(draw: Draw) -> Given:
+@draws("dropout")
+def _(draw: Draw) -> DrawnCall:
     x, p, type = draw.tensor(draw.rows(), draw.columns()), draw.of(0.0, 0.25, 0.9), draw.type()
     values = f64(x)
 
@@ -129,12 +131,12 @@ def _(draw: Draw) -> Given:
         assert p or kept.all()
 
     seed = nvte.make_nvte_tensor(torch.tensor([draw.random.randrange(2**40)]))
-    return Given({"x": x, "probability": p, "seed": seed, "offset": draw.of(0, 7), "type": type}, check)
+    return DrawnCall({"x": x, "probability": p, "seed": seed, "offset": draw.of(0, 7), "type": type}, check)
 
 
-@word("ddropout")
-def _(draw: Draw) -> Given:
+@draws("ddropout")
+def _(draw: Draw) -> DrawnCall:
     dy, p, type = draw.tensor(draw.rows(), draw.columns()), draw.of(0.0, 0.25), draw.type()
     mask = nvte.make_nvte_tensor((torch.rand(dy.shape, generator=draw.generator) < 0.5).to(torch.uint8))
     wanted = Wanted(f64(dy) * f64(mask) / (1 - p), type=type, rounded=(dy.type,))
-    return Given({"dy": dy, "mask": mask, "probability": p, "type": type}, [wanted])
+    return DrawnCall({"dy": dy, "mask": mask, "probability": p, "type": type}, [wanted])
