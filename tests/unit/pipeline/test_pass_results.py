@@ -149,3 +149,59 @@ def test_a_gradient_that_a_pass_has_added_to_a_sum_itself_is_not_missed() -> Non
     for _ in range(2):
         model(torch.ones(3, 4)).sum().backward()
     assert torch.equal(module.weight.main_grad, torch.full((4,), 7.0)) and module.weight.grad is None
+
+
+class Sides(Op):
+    """``y = x``, and x once more beside it, which ``Taker`` adds; but for the passes that it is given."""
+
+    side_outputs = ("twin",)
+
+    def __init__(self, **passes: Pass) -> None:
+        super().__init__()
+        self.passes = passes
+
+    def forward(self, x: Tensor) -> Any:
+        y = nvte.cast(x, self.y_dtype)
+        return self.passes.get("forward", lambda y: (y, {}, {"twin": y}))(y)
+
+    def backward(self, ctx: Any, dy: Tensor, **sides: Tensor | None) -> Any:
+        return nvte.cast(dy, self.dx_dtype), []
+
+
+class Taker(Op):
+    side_inputs = ("twin",)
+
+    def __init__(self, **passes: Pass) -> None:
+        super().__init__()
+        self.passes = passes
+
+    def forward(self, x: Tensor, *, twin: Tensor) -> Any:
+        return nvte.cast(x, self.y_dtype), {}
+
+    def backward(self, ctx: Any, dy: Tensor) -> Any:
+        dx = nvte.cast(dy, self.dx_dtype)
+        return self.passes.get("backward", lambda dx: (dx, [], {"twin": None}))(dx)
+
+
+SIDE_MISTAKES: dict[str, tuple[str, Pass, str]] = {
+    "no side outputs": ("forward", lambda y: (y, {}), r"expected \(y, context, side outputs\), got a tuple of 2; return these as a tuple"),
+    "side outputs in a list": ("forward", lambda y: (y, {}, [y]), "expected a dictionary of side outputs, got a list of 1; return one"),
+    "no gradients of side inputs": ("backward", lambda dx: (dx, []), r"expected \(dx, gradients, gradients of side inputs\), got a tuple of 2"),
+    "these in a list": ("backward", lambda dx: (dx, [], [dx]), "expected a dictionary of gradients of side inputs, got a list of 1; return one"),
+}
+
+
+def _with_sides(**passes: Pass) -> torch.nn.Module:
+    modules = [torch.nn.Module.__new__(fusible.BaseModule) for _ in range(2)]
+    for module, op in zip(modules, (Sides, Taker), strict=True):
+        torch.nn.Module.__init__(module)
+        fusible.BaseModule.__init__(module, op(**passes))
+    return fusible.Sequential(fusible.Linear(4, 4), *modules)
+
+
+@pytest.mark.parametrize("mistake", SIDE_MISTAKES)
+def test_a_mistake_about_side_values_is_told_where_it_is_made(mistake: str) -> None:
+    name, wrong, message = SIDE_MISTAKES[mistake]
+    _with_sides()(torch.randn(3, 4)).sum().backward()
+    with pytest.raises(ArgumentError, match=message):
+        _with_sides(**{name: wrong})(torch.randn(3, 4)).sum().backward()
