@@ -11,8 +11,9 @@ import torch
 import fusible
 from fusible import nvte
 from fusible.errors import ArgumentError, DTypeError, ShapeError
+from fusible.fusions import register_fusion_forward, unregister_fusion
 from fusible.nvte import DType, Tensor, make_nvte_tensor
-from fusible.ops import Op
+from fusible.ops import Op, ReLU
 
 Pass = Callable[..., Any]
 
@@ -205,3 +206,36 @@ def test_a_mistake_about_side_values_is_told_where_it_is_made(mistake: str) -> N
     _with_sides()(torch.randn(3, 4)).sum().backward()
     with pytest.raises(ArgumentError, match=message):
         _with_sides(**{name: wrong})(torch.randn(3, 4)).sum().backward()
+
+
+FUSED_MISTAKES: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
+    "one context for two": (
+        lambda y: (y, ({},)),
+        ArgumentError,
+        r"what forward of Mistaken \+ .* returns: expected 2 contexts, got a tuple of 1; return",
+    ),
+    "no contexts": (lambda y: y, ArgumentError, r"what forward of Mistaken \+ .* returns: expected \(y, contexts\), got a Tensor; return these"),
+    "another type": (
+        lambda y: (nvte.cast(y, DType.Float16), ({}, {})),
+        DTypeError,
+        r"y that forward of Mistaken \+ .*: expected Float32, got Float16",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", FUSED_MISTAKES)
+def test_a_mistake_of_a_fusion_is_told_where_it_is_made(mistake: str) -> None:
+    returned, error, message = FUSED_MISTAKES[mistake]
+
+    def wrong(first: Mistaken, second: ReLU, x: Tensor) -> Any:
+        return returned(nvte.cast(x, second.y_dtype))
+
+    model = fusible.Sequential(Module(), fusible.ReLU())
+    model(torch.randn(3, 4))
+    register_fusion_forward(wrong)
+    try:
+        with pytest.raises(error, match=message):
+            model(torch.randn(3, 4))
+    finally:
+        unregister_fusion(wrong)
+    model(torch.randn(3, 4))

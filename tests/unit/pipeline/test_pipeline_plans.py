@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,18 @@ from fusible.ops import (
     ResidualEnd,
     RMSNorm,
 )
-from fusible.quantized import DelayedScaling, Float8CurrentScaling, Float8CurrentScalingQuantizer, Format, HighPrecision, QParams, Recipe
+from fusible.quantized import (
+    CustomRecipe,
+    DelayedScaling,
+    DelayedScalingRequest,
+    Float8CurrentScaling,
+    Float8CurrentScalingQuantizer,
+    Format,
+    HighPrecision,
+    QParams,
+    QuantizerRole,
+    Recipe,
+)
 
 WIDTH = 6
 E4M3, E5M2, BF16, FP32 = DType.Float8E4M3, DType.Float8E5M2, DType.BFloat16, DType.Float32
@@ -179,6 +191,26 @@ def test_a_fusion_that_is_registered_later_is_found() -> None:
     finally:
         unregister_fusion(mmt_relu)
     assert names(plan(mmt(), ReLU()).inference) == ["", ""]
+
+
+def test_of_one_length_a_fusion_from_outside_is_taken() -> None:
+    def mine(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
+        return add.inference(mmt.inference(x))
+
+    register_fusion_inference(mine)
+    try:
+        assert names(plan(mmt(), add()).inference) == ["mine"]
+    finally:
+        unregister_fusion(mine)
+
+
+@pytest.mark.parametrize("types", [("input",), ("weight",), ("grad_output",), ("input", "grad_output"), ()])
+def test_a_plan_is_under_the_delayed_scaling_of_any_of_its_tensors(types: tuple[str, ...]) -> None:
+    def quantizer(role: QuantizerRole) -> Any:
+        return DelayedScalingRequest(amax_history_len=4) if role.tensor_type in types else None
+
+    found = plan(mmt(), recipe=CustomRecipe(qfactory=quantizer)).delayed
+    assert (found is not None and found.amax_history_len == 4) if types else found is None
 
 
 def test_backward_stops_where_nobody_wants_a_gradient() -> None:

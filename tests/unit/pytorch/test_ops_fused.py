@@ -244,6 +244,22 @@ class Halved(ops.BasicOperation):
         return grad_output / 2, ()
 
 
+class InDouble(ops.FusedOperation):
+    def fuser_forward(self, basic_op_ctxs: Any, input_: torch.Tensor, **_: Any) -> Any:
+        return 2 * input_.double(), [()] * len(self.basic_ops)
+
+    def fuser_backward(self, basic_op_ctxs: Any, grad_output: torch.Tensor, **_: Any) -> Any:
+        return (2 * grad_output).float(), [()] * len(self.basic_ops), [()] * len(self.basic_ops)
+
+
+def test_a_callers_own_passes_may_return_another_dtype_than_a_plan_would() -> None:
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    y = ops.Sequential(InDouble([ops.Identity(), ops.ReLU()]))(x)
+    assert y.dtype is torch.float64 and torch.equal(y, 2 * x.double())
+    y.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full_like(x, 2.0))
+
+
 def test_what_cannot_be_exported_is_named_by_the_callers_own_code_alone(tmp_path: Path) -> None:
     """A placed one of the package's is no code of the caller's."""
     bias = next(case for case in CASES if case.name == "bias")

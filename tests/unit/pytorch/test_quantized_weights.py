@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import fusible
 from fusible import autocast
 from fusible.nvte import nvte_dtype
 from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, Linear, Recipe, Sequential
@@ -360,3 +361,16 @@ def test_gradients_pass_through_weights_held_in_8_bits() -> None:
     model[1].weight = held(model[1].weight)
     call(model, Float8CurrentScaling()).sum().backward()
     assert model[0].weight.grad is not None and model[0].weight.grad.abs().sum() > 0 and model[1].weight.grad is None
+
+
+def test_a_weight_in_8_bits_of_a_layer_that_no_recipe_quantizes_keeps_its_scale() -> None:
+    with fusible.quantized_model_init(recipe=DelayedScaling()):
+        other = Linear(16, 16)
+    model = Sequential(Linear(16, 16, high_precision=True), Linear(16, 16))
+    model[0].weight = other.weight
+    quantizer: Any = other.weight._quantizer
+    scale, amax = quantizer.scale.clone(), quantizer.amax.clone()
+    for _ in range(2):
+        with autocast(recipe=DelayedScaling()):
+            model(torch.randn(16, 16)).sum().backward()
+    assert torch.equal(quantizer.scale, scale) and torch.equal(quantizer.amax, amax)
