@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 import fusible
+from fusible import tex
 from fusible.errors import ArgumentError
 from fusible.pytorch import ops
 from fusible.pytorch.engine import executors
 from fusible.pytorch.engine.executors import EagerExecutor, register_executor
 from fusible.pytorch.engine.program import Program
-from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, HybridQuantizer
+from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, HybridQuantizer, MXFP8Quantizer
 from fusible.tex import DType
 
 WIDTH = 128
@@ -84,12 +85,19 @@ def _blocks(**options: Any) -> Callable[[Tensor], Any]:
     return Float8BlockQuantizer(E4M3, rowwise=True, columnwise=True, block_scaling_dim=1, **options)
 
 
+def _swizzled(x: Any) -> Any:
+    tex.swizzle_scales_for_gemm_(x)
+    return x
+
+
 GRADIENTS: dict[str, Callable[[Tensor], Any]] = {
     "as the recipe quantizes it": _blocks(),
     "with scales of other values": _blocks(force_pow_2_scales=False),
     "in high precision": lambda dy: dy,
     "with a copy for each direction": lambda dy: _hybrid(dy, False),
     "the same, transposed": lambda dy: _hybrid(dy, True),
+    "in MXFP8": lambda dy: MXFP8Quantizer(E4M3)(dy),
+    "in MXFP8, with scales in the order of tensor cores": lambda dy: _swizzled(MXFP8Quantizer(E4M3)(dy)),
 }
 
 
