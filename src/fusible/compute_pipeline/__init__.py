@@ -15,7 +15,7 @@ from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
 from fusible.compute_pipeline.regions import Region
 from fusible.compute_pipeline.request import *
 from fusible.compute_pipeline.sharded_rows import *
-from fusible.compute_pipeline.sides import Extras, route, routes_of
+from fusible.compute_pipeline.sides import Extras, route
 from fusible.compute_pipeline.tensor_parallel import *
 from fusible.facade import public_names as _public_names
 from fusible.fusions import epoch as fusion_epoch

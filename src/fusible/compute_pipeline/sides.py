@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fusible.errors import ArgumentError, expected
 from fusible.ops import Op
 
-__all__ = ["Extras", "OpenSides", "Routing", "route", "routes_of"]
+__all__ = ["Extras", "OpenSides", "Routing", "route"]
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,6 @@ def _seen(makers: dict[tuple[Block, str], int], channel: str, position: int, ent
     got = "a later one" if key is not None else "one in a block that does not hold it" if elsewhere else "none"
     do = "bind an extra output before it, in the same block or in one around it"
     raise ArgumentError(expected("an earlier operation that gives it", of=f"the channel {channel!r} that {title} reads", got=got, do=do))
-
-
-def routes_of(op: Op) -> tuple[tuple[str, ...], ...]:
-    """For each extra output of an op, in NVIDIA's sense, the side outputs that it goes to."""
-    return op.routes or tuple((name,) for name in op.side_outputs)
 
 
 class OpenSides:

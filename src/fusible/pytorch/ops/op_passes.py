@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fusible import nvte
-from fusible.compute_pipeline import outer_sides, routes_of, run_ops, run_ops_backward
+from fusible.compute_pipeline import outer_sides, run_ops, run_ops_backward
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import QuantizedType, Tensor, make_nvte_tensor, pass_
 from fusible.ops import Op
@@ -46,7 +46,7 @@ def fuser_forward(
     for ctx, tensors in zip(ctxs, contexts, strict=True):
         ctx._tensors = tensors
     found = zip(ops, outputs, strict=True)
-    return nvte.unpadded(y).data, [tuple(_first(values, route) for route in routes_of(op)) for op, values in found]
+    return nvte.unpadded(y).data, [tuple(_first(values, route) for route in op.routes) for op, values in found]
 
 
 def fuser_backward(
@@ -62,7 +62,7 @@ def fuser_backward(
         ctx._let_go()
     sides = []
     for op, outer, values in zip(ops, outer_sides(ops)[1], basic_op_grad_extra_outputs, strict=True):
-        names = [next((name for name in route if name in outer), "") for route in routes_of(op)]
+        names = [next((name for name in route if name in outer), "") for route in op.routes]
         sides.append({name: make_nvte_tensor(grad) for name, grad in zip(names, values, strict=False) if name and grad is not None})
     dx, grads, found = run_ops_backward(ops, contexts, wrapped(grad_output, ops[-1].dy_dtype), sides, _call_inputs(basic_op_ctxs))
     extra = [tuple(_data(values.get(name)) for name in op.side_inputs) for op, values in zip(ops, found, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import needs_backward, outer_sides, routes_of
+from fusible.compute_pipeline import needs_backward, outer_sides
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, QuantizedType, Tensor, Type, current_pass, make_nvte_tensor
 from fusible.ops import Context, Op
@@ -147,11 +147,10 @@ def _outgoing(module: FusibleOperationLike, members: Sequence[Op], outputs: Sequ
     """By name, the side outputs that leave the fused operation, taken from the extra outputs that the module returned."""
     found: dict[str, Tensor] = {}
     for member, names, values in zip(members, outputs, _each(module, members, extra, "fuser_forward"), strict=True):
-        routes = routes_of(member)
-        if names and len(values) != len(routes):
+        if names and len(values) != len(member.routes):
             do, of = "return all of them, in order", f"what {type(module).__name__}.fuser_forward returns for {member!r}"
-            raise ArgumentError(expected(f"{len(routes)} extra outputs", of=of, got=len(values), do=do))
-        for route, value in zip(routes, values, strict=False):
+            raise ArgumentError(expected(f"{len(member.routes)} extra outputs", of=of, got=len(values), do=do))
+        for route, value in zip(member.routes, values, strict=False):
             found.update({name: make_nvte_tensor(value) for name in route if name in names})
     return found
 
@@ -171,7 +170,7 @@ def fused_backward(module: FusibleOperationLike, members: Sequence[Op], ctxs: Se
         context._unflatten(ctx)
         contexts.append(context)
     extra = [
-        tuple(_sum([sides[name] for name in route if name in outer]) for route in routes_of(member))
+        tuple(_sum([sides[name] for name in route if name in outer]) for route in member.routes)
         for member, outer in zip(members, outputs, strict=True)
     ]
     lent = [state.call.get(("before", members[0].position)) or _descriptor(members[0].dx_dtype)]
