@@ -192,8 +192,10 @@ class GemmKernels(GemmBySteps):
             return False
         if dtype is torch.bfloat16:
             alone = D is None and not gelu and not transB and output_dtype in _BF16_NAMES and (bias is None or bias.dtype is dtype)
-            if not alone or native.get_level() != "amx":
+            if not alone:
                 return False
+            if native.get_level() != "amx":
+                return not plain  # torch knows what its subclasses are: one that is faked has no memory
         of_a, of_b = A.numel(), B.numel()
         if not (plain and of_a and of_b and A.dim() > 1):
             return True
