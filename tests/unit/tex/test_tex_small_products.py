@@ -52,10 +52,6 @@ def bound(a: torch.Tensor, b: torch.Tensor, transA: bool, transB: bool, dtype: t
     return exact, left.shape[1] * 2.0**-23 * (left.abs() @ right.abs()) + torch.finfo(dtype).eps * exact.abs() + 1e-30
 
 
-def few() -> bool:
-    return cpp_extensions.get_level() in ("avx512", "avx512bf16", "amx")
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("transA", "transB"), LAYOUTS)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (16, 64, 64), (5, 7, 9), (24, 33, 65), (64, 128, 64), (40, 300, 70), (200, 130, 150)], ids=str)
@@ -94,9 +90,9 @@ def test_a_product_is_quantized_with_the_gradient_of_a_bias(sizes: tuple[int, in
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_is_handed_over_by_the_largest_of_its_matrices(dtype: torch.dtype, handed_over: list[str]) -> None:
-    if not few() or (dtype is torch.bfloat16 and cpp_extensions.get_level() != "amx"):
-        pytest.skip("this level leaves all of them to torch, or none")
-    edge = products._SMALL[dtype]
+    edge = products._done_here(dtype)
+    if edge in (0, products._ALL):
+        pytest.skip("this level hands over all of them, or none")
     wide = edge // 64
     for rows, columns, depth, large in (
         *((16, wide, 64, False), (16, wide + 1, 64, True), (16, 64, wide, False), (16, 64, wide + 1, True)),
@@ -123,8 +119,6 @@ def test_one_row_of_bf16_is_the_kernels_whatever_the_matrix(handed_over: list[st
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_where_no_other_may_serve_the_kernel_does(dtype: torch.dtype, handed_over: list[str]) -> None:
-    if not few():
-        pytest.skip("products of fp32 are refused at this level")
     a, b = operands(130, 140, 150, True, False, dtype)
     bias = torch.zeros(140, dtype=dtype)
     exact, most = bound(a, b, True, False, dtype)

@@ -38,6 +38,13 @@ _BF16_NAMES = (None, torch.bfloat16, DType.kBFloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
 
 
+_ALL = 2**62
+_VECTORS = {torch.float32: 2**13, torch.bfloat16: _ALL}
+_DONE_HERE = {"amx": {torch.float32: 2**13, torch.bfloat16: 2**16}, "avx512bf16": _VECTORS, "avx512": _VECTORS, "avx2": _VECTORS}
+"""By the CPU's level, up to how many elements of the largest of its three matrices a product of unquantized operands is done here, as measured beside
+torch's: of bfloat16 that takes 2 to 100 times as long without tiles. Larger ones are handed over, and at other levels all."""
+
+
 def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
     """None where the kernel is the better one for operands of these kinds; otherwise what it is better for.
 
@@ -46,30 +53,23 @@ def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
     if any(isinstance(kind, tuple) and len(kind) == 3 for kind in (A, B)):
         return None
     level = native.get_level()
-    if A == B == _BF16 and (level == "avx512bf16" or (level == "amx" and not is_plain)):
+    if A == B == _BF16 and ((level == "amx" and not is_plain) or _done_here(torch.bfloat16) == _ALL):
         return None
-    most = (
-        "serves products with an FP8 operand; of bfloat16 where the CPU has dot products of it, and on tiles what is more than op(B) @ A in bfloat16"
-    )
-    return f"{most}; others are left to torch's own"
+    return "serves products with an FP8 operand, and of bfloat16 where it is the faster one; others are left to torch's own"
 
 
 def _better_here(request: Request) -> str | None:
-    if request["A"] == request["B"] and request["A"] in _small_kinds():
-        return None  # of the large ones are handed over
-    gives_bf16 = request["D"] is None and request["output_dtype"] in _BF16_NAMES
-    is_plain = gives_bf16 and request["bias"] in (None, _BF16) and not (request["gelu"] or request["transB"])
-    return products_gain(request["A"], request["B"], is_plain)
+    if request["A"] == request["B"] and request["A"] in (_FP32, _BF16):
+        return None  # what torch does as fast is handed over
+    return products_gain(request["A"], request["B"], True)
 
 
-def _small_kinds() -> tuple[tuple[str, torch.dtype], ...]:
-    """The kinds of both operands of which small products are done here, whose large ones torch does as fast or faster: measured of vectors of 64
-    bytes, bf16 on tiles."""
-    return {"amx": (_FP32, _BF16), "avx512bf16": (_FP32,), "avx512": (_FP32,)}.get(native.get_level(), ())
+def _done_here(dtype: torch.dtype) -> int:
+    return _DONE_HERE.get(native.get_level(), {}).get(dtype, 0)
 
 
 _SMALL = {torch.float32: 2**13, torch.bfloat16: 2**16}
-"""Elements of the largest of a product's three matrices up to which it is small."""
+"""Elements of the largest of a product's three matrices up to which a program is kept for its sizes."""
 
 
 def _stored(x: Any, transpose: bool, way: str) -> StoredCodes | None:
@@ -183,25 +183,27 @@ class GemmKernels(GemmBySteps):
     generic_gemm = specialized_by(_specialized)(requires(_better_here)(handing_on("generic_gemm", _BY_SIZE)))
 
     def _hands_over(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any, bias: Any, gelu: bool) -> bool:
-        """Whether a product of unquantized operands is one that torch does as fast: a large one, but of a single row, whose matrix is read once."""
+        """Whether a product of unquantized operands is one that torch does as fast: a large one, but of a single row, whose matrix is read once. What
+        is of a subclass of torch's is, too: torch knows what it is, and one that is faked has no memory."""
         plain = A.__class__ in PLAIN and B.__class__ in PLAIN
         if not plain and (is_quantized(A) or is_quantized(B)):
             return False
         dtype = A.dtype
         if B.dtype is not dtype or dtype not in _SMALL:
             return False
-        if dtype is torch.bfloat16:
+        if dtype is torch.bfloat16 and native.get_level() == "amx":
             alone = D is None and not gelu and not transB and output_dtype in _BF16_NAMES and (bias is None or bias.dtype is dtype)
             if not alone:
                 return False
-            if native.get_level() != "amx":
-                return not plain  # torch knows what its subclasses are: one that is faked has no memory
+        most = _done_here(dtype)
+        if plain and most == _ALL:
+            return False
         of_a, of_b = A.numel(), B.numel()
         if not (plain and of_a and of_b and A.dim() > 1):
             return True
         depth = A.shape[-1] if transA else of_a // A.shape[-1]
         columns, rows = of_a // depth, of_b // depth
-        return max(of_a, of_b, columns * rows) > _SMALL[dtype] and not (dtype is torch.bfloat16 and rows == 1 and transA)
+        return max(of_a, of_b, columns * rows) > most and not (most and dtype is torch.bfloat16 and rows == 1 and transA)
 
     def _plain_gemm(
         self, A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
