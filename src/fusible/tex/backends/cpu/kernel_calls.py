@@ -73,9 +73,10 @@ class _Text:
 
 
 def _view(of: Tensor, view: View) -> Tensor:
-    size, begin = view.dtype.itemsize, of.storage_offset() * of.element_size() + view.offset
-    typed = of if of.dtype is view.dtype else of.view(view.dtype) if of.element_size() == size else of.view(torch.uint8)
-    return torch.as_strided(typed, view.shape, view.strides, begin // size)
+    begin = (of.storage_offset() * of.element_size() + view.offset) // view.dtype.itemsize
+    if of.dtype is view.dtype:
+        return torch.as_strided(of, view.shape, view.strides, begin)
+    return torch.empty(0, dtype=view.dtype).set_(of.untyped_storage(), begin, view.shape, view.strides)
 
 
 def _copy(src: Tensor, dst: Tensor) -> None:
