@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fusible
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.pytorch import LayerNorm, Linear, MixtureOfExperts, Sequential, ops, parameter_bytes, quantize_parameters
+from fusible.pytorch.quantized_parameters import hold_parameters
 from fusible.quantized import (
     CustomRecipe,
     DelayedScaling,
@@ -169,3 +170,16 @@ def test_what_cannot_be_is_said_before_anything_is_changed() -> None:
     assert all(parameter is before[name] for name, parameter in model.named_parameters())
     with torch.no_grad():
         assert model(torch.randn(2, 64)).shape == (2, 24)
+
+
+def test_what_is_quantized_elsewhere_is_held_as_it_is() -> None:
+    model, other = fusible.Linear(32, 32), fusible.Linear(32, 32)
+    quantize_parameters(other)
+    bias, weight = model.bias, other.weight.detach()
+    hold_parameters(model, {"weight": weight})
+    assert isinstance(model.weight, torch.nn.Parameter) and not model.weight.requires_grad and model.bias is bias and bias.requires_grad
+    assert torch.equal(model.weight.dequantize(), weight.dequantize())
+    other.bias = bias
+    x = torch.randn(4, 32)
+    with torch.no_grad():
+        assert torch.equal(model(x), other(x))

@@ -138,6 +138,23 @@ def test_functions_of_the_user() -> None:
     assert calls == [(3.0, former, 448.0, rounded)] and state.scale.item() == 128.0
 
 
+def test_by_a_function_of_the_user_each_slot_has_a_window_of_its_own() -> None:
+    rules = ("max", lambda history: history.amax(0))
+    states = [ScalingState.create(("a", "b", "c"), E4M3, 4, CPU) for _ in rules]
+    for seen in ((3.0, 5.0, None), (1.0, None, None), (2.0, 7.0, 0.5), (None, 1.0, 4.0), (0.25, 0.5, 1.0), (0.25, 0.5, 1.0)):
+        amaxes = {slot: torch.tensor([amax]) for slot, amax in zip("abc", seen, strict=True) if amax is not None}
+        states = [
+            state.observe(amaxes).advance(DelayedScaling(amax_history_len=4, amax_compute_algo=rule))
+            for state, rule in zip(states, rules, strict=True)
+        ]
+        assert torch.equal(states[0].scale, states[1].scale) and torch.equal(states[0].amax_history, states[1].amax_history)
+
+
+def test_a_slot_that_is_not_seen_has_no_amax() -> None:
+    state = ScalingState.create(("a", "b"), E4M3, 2, CPU).observe({"b": torch.tensor([4.0])})
+    assert state.amax_history.tolist() == [[0.0, 4.0], [0.0, 0.0]]
+
+
 @pytest.mark.parametrize("bad", [math.inf, math.nan, 0.0, -1.0])
 def test_a_function_of_the_user_that_gives_nonsense_leaves_the_scale(bad: float) -> None:
     recipe = DelayedScaling(amax_history_len=2, scaling_factor_compute_algo=lambda amax, scale, fp8_max, recipe: torch.full_like(scale, bad))
