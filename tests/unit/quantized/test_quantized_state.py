@@ -139,15 +139,13 @@ def test_functions_of_the_user() -> None:
 
 
 def test_by_a_function_of_the_user_each_slot_has_a_window_of_its_own() -> None:
-    rules = ("max", lambda history: history.amax(0))
-    states = [ScalingState.create(("a", "b", "c"), E4M3, 4, CPU) for _ in rules]
+    recipes = [DelayedScaling(amax_history_len=4, amax_compute_algo=rule) for rule in ("max", lambda history: history.amax(0))]
+    states = [ScalingState.create(("a", "b", "c"), E4M3, 4, CPU) for _ in recipes]
     for seen in ((3.0, 5.0, None), (1.0, None, None), (2.0, 7.0, 0.5), (None, 1.0, 4.0), (0.25, 0.5, 1.0), (0.25, 0.5, 1.0)):
         amaxes = {slot: torch.tensor([amax]) for slot, amax in zip("abc", seen, strict=True) if amax is not None}
-        states = [
-            state.observe(amaxes).advance(DelayedScaling(amax_history_len=4, amax_compute_algo=rule))
-            for state, rule in zip(states, rules, strict=True)
-        ]
-        assert torch.equal(states[0].scale, states[1].scale) and torch.equal(states[0].amax_history, states[1].amax_history)
+        states = [state.observe(amaxes).advance(recipe) for state, recipe in zip(states, recipes, strict=True)]
+        torch.testing.assert_close(states[0].scale, states[1].scale, rtol=2.0**-23, atol=0)
+        assert torch.equal(states[0].amax_history, states[1].amax_history)
 
 
 def test_a_slot_that_is_not_seen_has_no_amax() -> None:
