@@ -200,3 +200,23 @@ def test_a_name_is_registered_again_only_in_place_of_the_other() -> None:
         register_executor("first", EagerExecutor)
     register_executor("first", ReplaysWhole, replace=True)
     assert type(executors.make_executor("first")) is ReplaysWhole
+
+
+class Halves(ops.BasicOperation):
+    def op_forward(self, ctx: Any, input_: Tensor, **_: Any) -> Tensor:
+        return ops.maybe_dequantize(input_, torch.float32) / 2
+
+    def op_backward(self, ctx: Any, grad_output: Any) -> Any:
+        return ops.maybe_dequantize(grad_output, torch.float32) / 2, ()
+
+
+def test_of_residuals_that_a_program_takes_from_another_the_inner_one_is_added_first() -> None:
+    """One's own code stands between where they begin and where they end."""
+
+    def model() -> fusible.Sequential:
+        torch.manual_seed(0)
+        inner = fusible.Residual(fusible.Linear(WIDTH, WIDTH), Halves(), fusible.GELU())
+        return fusible.Sequential(fusible.Residual(fusible.GELU(), inner, fusible.ReLU()))
+
+    for found, wanted in zip(step(model().compile("first"), None), step(model(), None), strict=True):
+        torch.testing.assert_close(found, wanted)

@@ -183,3 +183,14 @@ def test_what_is_quantized_elsewhere_is_held_as_it_is() -> None:
     x = torch.randn(4, 32)
     with torch.no_grad():
         assert torch.equal(model(x), other(x))
+
+
+def test_the_weight_of_a_product_that_is_a_buffer_stays_as_it_is() -> None:
+    model = fusible.Linear(32, 32)
+    weight = model.weight.detach().clone()
+    del model._parameters["weight"]
+    model.register_buffer("weight", weight)
+    quantize_parameters(model)
+    assert model.weight is weight
+    with torch.no_grad():
+        assert model(torch.randn(4, 32)).isfinite().all()
