@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from fusible import autocast
-from fusible.errors import ArgumentError, CheckpointError, ShapeError
+from fusible.errors import ArgumentError, CheckpointError, DTypeError, ShapeError
 from fusible.pytorch import (
+    GELU,
     DelayedScaling,
     DotProductAttention,
     Float8CurrentScaling,
@@ -495,3 +496,11 @@ def test_what_sharing_refuses() -> None:
     cache.truncate(0, 4)
     cache.truncate(1)
     assert cache.free_pages() == 1
+
+
+@pytest.mark.parametrize("model", [Linear(8, 8), Sequential(GELU()), ops.Sequential(ops.GELU())], ids=["module", "sequential", "operations"])
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_what_is_no_cache_is_refused_as_that(model: nn.Module, with_grad: bool) -> None:
+    x = torch.randn(4, 8, requires_grad=with_grad)
+    with torch.set_grad_enabled(with_grad), pytest.raises(DTypeError, match=r"^cache: expected a KVCache, got int; make one for the sequences\.$"):
+        model(x, cache=3)
