@@ -11,9 +11,9 @@ import torch
 import fusible
 from fusible import nvte
 from fusible.errors import ArgumentError, DTypeError, ShapeError
-from fusible.fusions import register_fusion_forward, unregister_fusion
+from fusible.fusions import register_fusion_backward, register_fusion_forward, unregister_fusion
 from fusible.nvte import DType, Tensor, make_nvte_tensor
-from fusible.ops import Op, ReLU
+from fusible.ops import Context, Op, ReLU
 
 Pass = Callable[..., Any]
 
@@ -239,3 +239,30 @@ def test_a_mistake_of_a_fusion_is_told_where_it_is_made(mistake: str) -> None:
     finally:
         unregister_fusion(wrong)
     model(torch.randn(3, 4))
+
+
+FUSED_BACKWARD_MISTAKES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "no lists": (
+        lambda dx: (dx, None),
+        r"what backward of Mistaken \+ .* returns: expected the gradients of 2 ops, got None; return a list for each",
+    ),
+    "one list": (lambda dx: (dx, ([],)), "expected the gradients of 2 ops, got a tuple of 1"),
+    "a tensor": (lambda dx: (dx, dx), "expected the gradients of 2 ops, got a Tensor"),
+}
+
+
+@pytest.mark.parametrize("mistake", FUSED_BACKWARD_MISTAKES)
+def test_a_mistake_of_a_fused_backward_is_told_where_it_is_made(mistake: str) -> None:
+    returned, message = FUSED_BACKWARD_MISTAKES[mistake]
+
+    def wrong(first: Mistaken, second: ReLU, first_ctx: Context, second_ctx: Context, dy: Tensor) -> Any:
+        return returned(nvte.cast(dy, first.dx_dtype))
+
+    model = fusible.Sequential(fusible.Linear(4, 4), Module(), fusible.ReLU())
+    register_fusion_backward(wrong)
+    try:
+        with pytest.raises(ArgumentError, match=message):
+            model(torch.randn(3, 4)).sum().backward()
+    finally:
+        unregister_fusion(wrong)
+    model(torch.randn(3, 4)).sum().backward()
