@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import fusible
-from fusible import tex
+from fusible import nvte, tex
 from fusible.errors import ArgumentError
+from fusible.ops import Op
 from fusible.pytorch import ops
 from fusible.pytorch.engine import executors
 from fusible.pytorch.engine.executors import EagerExecutor, register_executor
@@ -220,3 +221,34 @@ def test_of_residuals_that_a_program_takes_from_another_the_inner_one_is_added_f
 
     for found, wanted in zip(step(model().compile("first"), None), step(model(), None), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+class Keeps(Op):
+    """``y = x``; keeps x for backward under the name ``of``, which gives dy times 1 or 2 by it."""
+
+    of = ["x"]
+
+    def forward(self, x: nvte.Tensor) -> Any:
+        return nvte.cast(x, self.y_dtype), {self.of[0]: x}
+
+    def backward(self, ctx: Any, dy: nvte.Tensor) -> Any:
+        dx = nvte.cast(dy, self.dx_dtype)
+        return dx if "x" in ctx else nvte.add(dx, dx, self.dx_dtype), []
+
+
+@pytest.mark.parametrize("first_programs", [FirstOfItsKey], indirect=True)  # a replay keeps what the forward that it listed has kept
+@pytest.mark.parametrize(("first", "then"), [("x", "other"), ("other", "x")])
+def test_by_what_names_a_forward_keeps_tensors_is_in_the_key_of_its_backward(first: str, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def calls() -> Callable[[str], list[Tensor]]:
+        module = torch.nn.Module.__new__(fusible.BaseModule)
+        torch.nn.Module.__init__(module)
+        fusible.BaseModule.__init__(module, Keeps())
+        model = fusible.Sequential(module, Halves()).compile("first")
+
+        def call(name: str) -> list[Tensor]:
+            monkeypatch.setattr(Keeps, "of", [name])
+            return step(model, None)
+
+        return call
+
+    check(first, then, calls)
