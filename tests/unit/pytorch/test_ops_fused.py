@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import fusible
-from fusible import tex
+from fusible import fusions, nvte, tex
 from fusible.errors import ArgumentError, NotServedError
+from fusible.ops import MMT, Add
 from fusible.pytorch import ops
 from fusible.pytorch.export import export
 from fusible.pytorch.ops import fused
@@ -242,6 +243,25 @@ class Halved(ops.BasicOperation):
 
     def op_backward(self, ctx: Any, grad_output: torch.Tensor) -> Any:
         return grad_output / 2, ()
+
+
+def test_a_placed_one_runs_by_a_pass_that_is_registered_later() -> None:
+    ran: list[nvte.Tensor] = []
+
+    def mine(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
+        ran.append(x)
+        return add.inference(mmt.inference(x))
+
+    bias = next(case for case in CASES if case.name == "bias")
+    model, x = ops.Sequential(bias.cls(**_basics(bias, torch.float32))), torch.randn(ROWS, WIDTH)
+    with torch.no_grad():
+        y = model(x)
+        fusions.register_fusion_inference(mine)
+        try:
+            torch.testing.assert_close(model(x), y)
+        finally:
+            fusions.unregister_fusion(mine)
+    assert len(ran) == 1
 
 
 class InDouble(ops.FusedOperation):
