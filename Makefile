@@ -18,7 +18,7 @@ OTHER := build/jaxlib-$(VERSION)
 FRAMEWORKS := accelerate==1.15.0 lightning==2.6.6 megatron-core==0.16.1 nvdlfw-inspect==0.2.2 transformers==5.23.0
 CLIENTS := $(VENV)-clients
 
-.PHONY: FORCE setup demo test test-all test-clients clients-page test-order test-jaxlib wheel sdist test-wheel sanitize bench lint diagram stub clean
+.PHONY: FORCE setup demo test test-all test-clients clients-page test-order test-level test-jaxlib wheel sdist test-wheel sanitize bench lint diagram stub clean
 
 setup: $(VENV)/.installed
 
@@ -77,6 +77,11 @@ clients-page: setup $(CLIENTS)/.installed
 ORDER ?= reversed
 test-order: setup
 	$(PY) -m pytest -m "not slow" -n 0 --order $(ORDER)
+
+# The same tests as on a CPU of a lower level, torch held to the same: what hangs on the machine fails here.
+LEVEL ?= avx2
+test-level: setup
+	env $$($(PY) -c "from fusible.knobs import of_level; print(*(f'{k}={v}' for k, v in of_level('$(LEVEL)').items()))") $(PY) -m pytest -m "not slow"
 
 # What the lazy compiler asks of jaxlib's unpublished names, on the jaxlib that VERSION names, in an environment of its own.
 test-jaxlib:

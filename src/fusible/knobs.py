@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from fusible.errors import KnobError, expected
 
-__all__ = ["KNOBS", "Knob", "replacing", "setting"]
+__all__ = ["CPU_LEVELS", "KNOBS", "Knob", "is_held_to", "of_level", "replacing", "setting", "with_variables"]
 
 T = TypeVar("T")
 
@@ -50,6 +50,35 @@ class Knob(Generic[T]):
             return self.parse(text)
         except ValueError:
             raise KnobError(expected(self.takes, of=f"the environment variable {self.name}", got=repr(text), do="set it so or unset it")) from None
+
+
+_LEVELS = {
+    "generic": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+    "avx512bf16": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+    "amx": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "DEFAULT"},
+}
+"""What holds torch and its libraries to the instructions of a level of the native kernels."""
+
+
+CPU_LEVELS = tuple(_LEVELS)
+"""Of the native kernels, each with the instructions of those before it."""
+
+
+def of_level(level: str) -> dict[str, str]:
+    """The variables that hold the native kernels, torch and its libraries to a level, for a process that is started with them."""
+    return {"FUSIBLE_CPU_LEVEL": level, **_LEVELS[level]}
+
+
+def is_held_to(level: str) -> bool:
+    """Whether this process was started with ``of_level(level)``."""
+    return all(os.environ.get(name) == value for name, value in of_level(level).items())
+
+
+def with_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with others in it, for a process to start."""
+    return {**os.environ, **variables}
 
 
 @contextmanager
@@ -180,7 +209,7 @@ TE_FL_PLUGIN_MODULES = Knob(
 )
 FUSIBLE_CPU_LEVEL = _choice(
     "FUSIBLE_CPU_LEVEL",
-    ("generic", "avx2", "avx512", "avx512bf16", "amx"),
+    CPU_LEVELS,
     "",
     "the highest instruction set that the native kernels may use; default: the best that the CPU has",
 )

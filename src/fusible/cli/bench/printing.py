@@ -22,7 +22,8 @@ def print_machine(machine: Mapping[str, Any], limits: Limits, console: Console) 
     """What the figures are measured on, and the limits that shares are of."""
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     kernels = f"native kernels of level {machine['level']}" if machine["level"] else "no native kernels"
-    console.print(f"{machine['cpu']}, {machine['cores']} cores{memory}; {machine['threads']} threads, {kernels}, torch {machine['torch']}.")
+    torch = f"torch {machine['torch']} of {machine['torch_level']}"
+    console.print(f"{machine['cpu']}, {machine['cores']} cores{memory}; {machine['threads']} threads, {kernels}, {torch}.")
     console.print(f"At best here: matrix products {limits.gflops:.0f} GFLOP/s, reading {limits.gbytes:.1f} GB/s.")
     if machine["load"] and machine["load"] > _BUSY:
         busy = f"The load over the last minute was {machine['load']}: where others compute too, figures of several threads say little."

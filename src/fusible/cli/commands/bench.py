@@ -6,6 +6,7 @@ import argparse
 
 from fusible.cli.bench.options import TABLES, BenchOptions
 from fusible.cli.command import Command
+from fusible.knobs import CPU_LEVELS
 
 __all__ = ["COMMAND"]
 
@@ -23,6 +24,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", metavar="N", type=int, default=rounds, help=f"turns of each contestant (default: {rounds})")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that all runs, and says nothing of speed")
     parser.add_argument("--threads", metavar="N", type=int, default=None, help="of torch and the native kernels (default: 2, or the cores there are)")
+    level = "measure as on a CPU of that level, torch held to the same: " + ", ".join(CPU_LEVELS)
+    parser.add_argument("--level", metavar="LEVEL", default=None, help=level)
     json = "also write the figures to FILE; '-': to standard output, and the tables to standard error"
     parser.add_argument("--json", metavar="FILE", default=None, help=json)
 
