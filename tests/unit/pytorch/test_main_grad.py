@@ -54,3 +54,17 @@ def test_a_weight_that_needs_no_gradient_is_left_alone() -> None:
     model[0].weight.requires_grad_(False)
     model(batch(0, torch.float32)).sum().backward()
     assert not model[0].weight.main_grad.any()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_traced_call_adds_to_no_sum_and_says_so_where_there_is_one(frozen: bool) -> None:
+    model = model_of(True)
+    for layer in (model[0], model[2]):
+        layer.weight.main_grad = torch.zeros_like(layer.weight)
+        layer.weight.requires_grad_(not frozen)
+    traced = torch.compile(model, backend="eager")
+    if frozen:
+        assert torch.equal(traced(batch(0, torch.float32)), model(batch(0, torch.float32)))
+    else:
+        with pytest.raises(Exception, match="main_grad"):
+            traced(batch(0, torch.float32))
