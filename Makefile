@@ -78,10 +78,11 @@ ORDER ?= reversed
 test-order: setup
 	$(PY) -m pytest -m "not slow" -n 0 --order $(ORDER)
 
-# The same tests as on a CPU of a lower level, torch held to the same: what hangs on the machine fails here.
+# The same tests, or those of TESTS, as on a CPU of a lower level, torch held to the same: what hangs on the machine fails here.
 LEVEL ?= avx2
+TESTS ?=
 test-level: setup
-	env $$($(PY) -c "from fusible.knobs import of_level; print(*(f'{k}={v}' for k, v in of_level('$(LEVEL)').items()))") $(PY) -m pytest -m "not slow"
+	env $$($(PY) -c "from fusible.knobs import of_level; print(*(f'{k}={v}' for k, v in of_level('$(LEVEL)').items()))") $(PY) -m pytest -m "not slow" $(TESTS)
 
 # What the lazy compiler asks of jaxlib's unpublished names, on the jaxlib that VERSION names, in an environment of its own.
 test-jaxlib:
