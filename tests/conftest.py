@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -28,6 +30,11 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
 if not torch.cuda.is_available():
     # Triton is loaded once in a process, and its kernels run in its interpreter only where it was told so by then.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What inductor has compiled for another build of torch, or for other instructions, is not to be taken for what it would compile here: it finds it by
+# the program alone, and such code reads and writes past the ends of tensors.
+_COMPILED = f"torchinductor-{getpass.getuser()}-{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}".replace(" ", "-")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), _COMPILED))
 
 # A first backward behind a first fake tensor starts threads for devices that torch then believes in, and no forked child can go backward any more.
 torch.ones(1, requires_grad=True).sum().backward()

@@ -10,6 +10,7 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -268,3 +269,17 @@ def test_the_operators_keep_what_they_promise(recipe: Recipe | None) -> None:
         args = (tokens(0).requires_grad_(), list(model.parameters()), [], None, None, compiled._begin(model._handle, 0), context.key, [True] * 7)
         for check in ("test_schema", "test_faketensor", "test_autograd_registration"):
             torch.library.opcheck(torch.ops.fusible.pipeline_forward, args, test_utils=check)
+
+
+def test_an_autocast_may_be_traced_before_a_thread_has_entered_any() -> None:
+    model = block()
+    twin = copy.deepcopy(model)
+
+    def step(inner: nn.Module, x: Tensor) -> Tensor:
+        with fusible.autocast(recipe=DELAYED):
+            return inner(x)
+
+    call, _ = compiled_by("aot_eager", lambda x: step(twin, x))
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(train, call, twin).result()
+    assert same(found, train(lambda x: step(model, x), model))

@@ -16,7 +16,7 @@ import torch
 
 from fusible import cpp_extensions
 from fusible.cli import main
-from fusible.cli.bench import memory, models
+from fusible.cli.bench import job, memory, models
 from fusible.cli.bench.generation import FusibleDecoder
 from fusible.cli.bench.machine import Bound, Limits
 from fusible.cli.bench.options import TABLES, BenchOptions
@@ -160,8 +160,7 @@ def test_a_level_is_measured_as_on_its_cpu_and_torch_is_held_to_it(tmp_path: Pat
 
 
 def test_a_level_that_the_cpu_lacks_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpp_extensions, "usable_levels", lambda: ["generic", "avx2"])
-    monkeypatch.setattr(cpp_extensions, "available", True)
+    monkeypatch.setattr(job, "native_kernels", lambda: {"levels_usable": ["generic", "avx2"]})
     assert main(["bench", "--quick", "--level", "amx"]) == 2
     message = "--level: expected one of generic, avx2, got amx; name one of this CPU's.\n"
     assert capsys.readouterr().err.endswith(message)

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from fusible import __version__
-from fusible import cpp_extensions as native
 from fusible.cli.bench.machine import Limits, describe_machine, measure_limits
 from fusible.cli.bench.options import TABLES, BenchOptions
 from fusible.cli.bench.printing import QUICK, print_machine, print_table
 from fusible.cli.bench.table import Measured, Settings
 from fusible.cli.bench.timing import using_threads
 from fusible.cli.console import make_console
+from fusible.cli.info import native_kernels
 from fusible.errors import ArgumentError, expected
 from fusible.files import replace_file
 from fusible.knobs import is_held_to, of_level, with_variables
@@ -61,7 +61,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 def _at_level(options: BenchOptions, level: str) -> int:
     """Run the command in a process of its own: libraries ask once, at the start, which instructions they may use."""
-    usable = native.usable_levels() if native.available else []
+    usable = native_kernels().get("levels_usable", [])
     if level not in usable:
         wanted = f"one of {', '.join(usable)}" if usable else "native kernels"
         raise ArgumentError(expected(wanted, of="--level", got=level, do="name one of this CPU's"))

@@ -16,7 +16,8 @@ __all__ = ["OUTSIDE", "autocast", "autocast_of", "current_autocast", "leave_auto
 
 
 class _Local(threading.local):
-    current: autocast | None = None  # here, for each call asks, and to find no attribute takes an exception
+    def __init__(self) -> None:  # in each thread, at its first look: what torch.compile traces asks again whether the attribute is there
+        self.current: autocast | None = None
 
 
 _local = _Local()
