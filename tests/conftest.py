@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import getpass
 import hashlib
 import os
 import sys
@@ -33,7 +32,8 @@ if not torch.cuda.is_available():
 
 # What inductor has compiled for another build of torch, or for other instructions, is not to be taken for what it would compile here: it finds it by
 # the program alone, and such code reads and writes past the ends of tensors.
-_COMPILED = f"torchinductor-{getpass.getuser()}-{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}".replace(" ", "-")
+_USER = os.getuid() if hasattr(os, "getuid") else 0
+_COMPILED = f"torchinductor-{_USER}-{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}".replace(" ", "-")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), _COMPILED))
 
 # A first backward behind a first fake tensor starts threads for devices that torch then believes in, and no forked child can go backward any more.

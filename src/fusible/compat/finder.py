@@ -252,8 +252,8 @@ class _Package(importlib.abc.Loader):
 class _Within(importlib.abc.Loader):
     """A loader that runs the module's code within a patch; for everything else it asks the loader that was found."""
 
-    def __init__(self, loader: importlib.abc.Loader, around: Patch) -> None:
-        self._loader, self._patch = loader, around
+    def __init__(self, loader: importlib.abc.Loader, patch: Patch) -> None:
+        self._loader, self._patch = loader, patch
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

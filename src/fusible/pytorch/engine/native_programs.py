@@ -85,7 +85,7 @@ class _Program:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
         self.results: dict[int, Any] = {}
-        """By place, what is put there: a buffer, a part, an operand, None, or a list of such."""
+        """By place, what is put there: a buffer, a view, an operand, None, or a list of such."""
         self.inputs: dict[int, None] = {}
         """The places, in order, of the tensors that come from elsewhere."""
         self.uses: dict[Buffer, list[int]] = {}

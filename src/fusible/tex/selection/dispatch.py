@@ -123,7 +123,7 @@ def _test(function: str, parameter: inspect.Parameter, bind: Callable[[Any], str
     return f"        if not ({belongs}):\n            {bind(domain.check)}({name}, {name!r}, {function!r})\n"
 
 
-def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hears: bool) -> str:
+def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], recorded: bool) -> str:
     """The text of a function that makes ``declaration``'s dispatcher: its own parameters, so that Python itself binds, checks and defaults a call.
 
     What an argument may be is tested first (``interface.domains``), inline: a comparison costs 30 ns, a call of a check 300. What would cost too much
@@ -135,13 +135,13 @@ def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hea
     lengths = "".join(_shape_test(declaration, p) for p in declaration.signature.parameters.values())
     rest = [p for p in declaration.before if domain_of(declaration.signature.parameters[p].annotation)[0] is None]
     before = f"_check({{{', '.join(f'{p!r}: {p}' for p in rest)}}})" if rest else "pass"
-    observed = f"""
+    recording = f"""
             if _here.note is not None:
                 _result = _method({call.arguments})
-                _here.note(_heard(_method, ({"".join(f"{value}, " for value in call.positional)}), dict({", ".join(call.named)}), _result))
+                _here.note(_recorded_call(_method, ({"".join(f"{value}, " for value in call.positional)}), dict({", ".join(call.named)}), _result))
                 return _result"""
     return f"""
-def _make(_find_key_maker, _choose, _whats_here, _scope_here, _heard, _on_change, _blame, _check, _check_length):
+def _make(_find_key_maker, _choose, _whats_here, _scope_here, _recorded_call, _on_change, _blame, _check, _check_length):
     _common, _own = {{}}, {{}}
     def _drop():
         nonlocal _common, _own
@@ -163,7 +163,7 @@ def _make(_find_key_maker, _choose, _whats_here, _scope_here, _heard, _on_change
             if _method is None:
                 _method = _methods[_key] = _choose(_key, {{{call.by_name}}})
             if _here is None:
-                return _method({call.arguments}){observed if hears else ""}
+                return _method({call.arguments}){recording if recorded else ""}
             return _method({call.arguments})
         except Exception as _error:
             _blame(_error, {{{call.by_name}}})
@@ -174,16 +174,16 @@ def _make(_find_key_maker, _choose, _whats_here, _scope_here, _heard, _on_change
 
 def inner(function: str) -> Callable[..., Any]:
     """``tex.<function>`` for a backend to call inside another call. It dispatches like the public function; recorders of tex calls do not see it."""
-    return dispatcher(DECLARATIONS[function], hears=False)
+    return dispatcher(DECLARATIONS[function], recorded=False)
 
 
 def successor(function: str, backend: TEXBackendBase) -> Callable[..., Any]:
     """``tex.<function>`` by the best backend after ``backend``: for a method that hands calls over often: it chooses once a kind."""
-    return dispatcher(DECLARATIONS[function], hears=False, after=backend)
+    return dispatcher(DECLARATIONS[function], recorded=False, after=backend)
 
 
-def dispatcher(declaration: Declaration, hears: bool = True, after: TEXBackendBase | None = None) -> Callable[..., Any]:
-    """The public function of ``declaration``, of the backends ``after`` one, where that is given. ``hears``: recorders of tex calls see its calls;
+def dispatcher(declaration: Declaration, recorded: bool = True, after: TEXBackendBase | None = None) -> Callable[..., Any]:
+    """The public function of ``declaration``, of the backends ``after`` one, where that is given. ``recorded``: recorders of tex calls see its calls;
     not those that a backend makes inside another call."""
     name = declaration.name.removeprefix("prim_")
     names: dict[str, Any] = {}
@@ -192,7 +192,7 @@ def dispatcher(declaration: Declaration, hears: bool = True, after: TEXBackendBa
         names[f"_{len(names)}"] = value
         return f"_{len(names) - 1}"
 
-    source = _source(declaration, name, bind, hears)
+    source = _source(declaration, name, bind, recorded)
     make = compiled(source, f"{__file__}: the dispatcher of {declaration.name}", "_make", names)
     asked = partial(blame, declaration), partial(check_before, declaration), partial(check_length, declaration)
     choose = partial(_chosen, declaration, after)

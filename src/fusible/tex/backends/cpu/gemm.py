@@ -53,7 +53,7 @@ def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
     if any(isinstance(kind, tuple) and len(kind) == 3 for kind in (A, B)):
         return None
     level = native.get_level()
-    if A == B == _BF16 and ((level == "amx" and not is_plain) or _done_here(torch.bfloat16) == _ALL):
+    if A == B == _BF16 and ((level == "amx" and not is_plain) or _done_here(level, torch.bfloat16) == _ALL):
         return None
     return "serves products with an FP8 operand, and of bfloat16 where it is the faster one; others are left to torch's own"
 
@@ -64,8 +64,8 @@ def _better_here(request: Request) -> str | None:
     return products_gain(request["A"], request["B"], True)
 
 
-def _done_here(dtype: torch.dtype) -> int:
-    return _DONE_HERE.get(native.get_level(), {}).get(dtype, 0)
+def _done_here(level: str, dtype: torch.dtype) -> int:
+    return _DONE_HERE.get(level, {}).get(dtype, 0)
 
 
 _SMALL = {torch.float32: 2**13, torch.bfloat16: 2**16}
@@ -191,11 +191,12 @@ class GemmKernels(GemmBySteps):
         dtype = A.dtype
         if B.dtype is not dtype or dtype not in _SMALL:
             return False
-        if dtype is torch.bfloat16 and native.get_level() == "amx":
+        level = native.get_level()
+        if dtype is torch.bfloat16 and level == "amx":
             alone = D is None and not gelu and not transB and output_dtype in _BF16_NAMES and (bias is None or bias.dtype is dtype)
             if not alone:
                 return False
-        most = _done_here(dtype)
+        most = _done_here(level, dtype)
         if plain and most == _ALL:
             return False
         of_a, of_b = A.numel(), B.numel()
