@@ -27,7 +27,7 @@ TESTS = (
     "tests/unit/tex/test_tex_policy_scope.py", "tests/conformance/ops", "tests/text/test_explain_blocks.py", "tests/text/test_errors_input.py",
     "tests/integration/test_state_*.py", "tests/integration/test_executor*.py", "tests/integration/test_pipeline_formats.py",
     "tests/integration/test_ops_*.py", "tests/integration/test_option_domains.py", "tests/integration/test_generate*.py",
-    "tests/integration/test_extending.py",
+    "tests/integration/test_extending.py", "tests/integration/test_torch_compile*.py",
 )  # fmt: skip
 """Tests of the pipeline, and of what it is made of."""
 

@@ -359,6 +359,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ShapeError,
         r"the mask of DotProductAttention.*: expected shape \[2 or 1, 2 or 1, 4 or 1, 4 or 1\], got \[1, 1, 3, 4\]",
     ),
+    "a mask of too few queries for keys of others": (
+        lambda: CrossAttention(2, 4, mask=True)(torch.randn(4, 8), torch.tensor([3, 1]), extra_inputs=[torch.zeros(2, 5, 16), torch.zeros(1, 1, 2, 5)]),
+        ShapeError,
+        r"the mask of CrossAttention: expected 3 queries, or 1, got \[1, 1, 2, 5\]",
+    ),
     "a mask of three dimensions": (
         lambda: DotProductAttention(2, 4, mask=True)(torch.randn(4, 24), torch.tensor([3, 1]), extra_inputs=[torch.zeros(1, 3, 2)]),
         ShapeError,

@@ -430,6 +430,24 @@ def test_caches_of_other_shapes_may_take_turns() -> None:
                     torch.testing.assert_close(part, w[d : d + n], rtol=1e-5, atol=1e-5)
 
 
+def test_a_pass_listed_for_sequences_of_few_pages_is_not_taken_for_more() -> None:
+    """Of two caches of four pages, in one a sequence may have two of them, in the other all."""
+    model, rows = model_of(), torch.tensor([1, 1], dtype=torch.int32)
+    short, long = (KVCache(2, capacity, page_size=4, pages=4, dtype=torch.float32) for capacity in (8, 16))
+    sequences = tokens(12), tokens(4, seed=2)
+    with torch.no_grad():
+        wanted = [model(sequence) for sequence in sequences]
+        for _ in range(3):
+            model(torch.cat([s[:1] for s in sequences]), rows, cache=short)
+            short.advance([1, 1])
+        model(torch.cat([sequences[0][:9], sequences[1][:1]]), torch.tensor([9, 1], dtype=torch.int32), cache=long)
+        long.advance([9, 1])
+        for step in range(3):
+            y = model(torch.cat([sequences[0][9 + step : 10 + step], sequences[1][1 + step : 2 + step]]), rows, cache=long)
+            long.advance([1, 1])
+            torch.testing.assert_close(y, torch.stack([wanted[0][9 + step], wanted[1][1 + step]]), rtol=1e-5, atol=1e-5)
+
+
 def go_on(model: Sequential, cache: KVCache, x: torch.Tensor, seq_lens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         y = model(x, torch.tensor(seq_lens, dtype=torch.int32), cache=cache)

@@ -34,6 +34,13 @@ def test_what_programs_have_in_the_place_of_torch() -> None:
         first.fill_(9.0), fourth.fill_(9.0)  # they are new tensors at each call
 
 
+def test_zeros_are_written_where_other_numbers_lie() -> None:
+    x = torch.ones(3, 4)
+    ones = Buffer(torch.float32, (3, 4))
+    found = specialized(ones, call("copy", src=x, dst=ones), call("zero", dst=view_of(ones, torch.empty(3, 4)[:, :2])))
+    assert torch.equal(found.compute(x), torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 3))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.uint8, torch.bfloat16], ids=str)
 def test_a_view_of_an_operand_is_where_it_lies(dtype: torch.dtype) -> None:
     whole = torch.arange(40, dtype=torch.float32)
