@@ -18,13 +18,16 @@ import torch.distributed as dist
 
 _LIMIT = 900.0
 """Seconds in which another worker's processes have ended."""
+_LOADED = ["fusible.distributed", "torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining"]
+"""What jobs import that takes seconds: once, in a process from which theirs are forked."""
 Job = tuple[str, Callable[..., Any], tuple[Any, ...]]
 """A name, a function, and its first arguments; the last is the rank."""
 
 
 def run_jobs(folder: Path, jobs: Sequence[Job], size: int = 2) -> list[dict[str, Any]]:
     """What ``size`` processes say of every job, by its name: a result, or a failure's text."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_LOADED)
     arguments = [(rank, size, str(folder / "meeting"), str(folder / f"rank{rank}"), jobs) for rank in range(size)]
     processes = [context.Process(target=_worker, args=each) for each in arguments]
     for process in processes:
@@ -65,7 +68,6 @@ def check(results: Sequence[dict[str, Any]], name: str) -> list[Any]:
 
 def _worker(rank: int, size: int, meeting: str, out: str, jobs: Sequence[Job]) -> None:
     torch.set_num_threads(1)
-    gc.collect()
     gc.freeze()  # of what was imported nothing is garbage, and each search among it takes a third of a second
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     results: dict[str, Any] = {}
