@@ -18,7 +18,13 @@ import torch.distributed as dist
 
 _LIMIT = 900.0
 """Seconds in which another worker's processes have ended."""
-_LOADED = ["fusible.distributed", "torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining"]
+_LOADED = [
+    "fusible.distributed",
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+]
 """What jobs import that takes seconds: once, in a process from which theirs are forked."""
 Job = tuple[str, Callable[..., Any], tuple[Any, ...]]
 """A name, a function, and its first arguments; the last is the rank."""

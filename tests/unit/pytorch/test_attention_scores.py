@@ -360,7 +360,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"the mask of DotProductAttention.*: expected shape \[2 or 1, 2 or 1, 4 or 1, 4 or 1\], got \[1, 1, 3, 4\]",
     ),
     "a mask of too few queries for keys of others": (
-        lambda: CrossAttention(2, 4, mask=True)(torch.randn(4, 8), torch.tensor([3, 1]), extra_inputs=[torch.zeros(2, 5, 16), torch.zeros(1, 1, 2, 5)]),
+        lambda: CrossAttention(2, 4, mask=True)(
+            torch.randn(4, 8), torch.tensor([3, 1]), extra_inputs=[torch.zeros(2, 5, 16), torch.zeros(1, 1, 2, 5)]
+        ),
         ShapeError,
         r"the mask of CrossAttention: expected 3 queries, or 1, got \[1, 1, 2, 5\]",
     ),
