@@ -412,6 +412,18 @@ def test_a_fusion_in_which_two_side_values_of_one_name_meet_is_told_as_one_that_
         unregister_fusion(both)
 
 
+def test_a_fusion_whose_one_op_gives_what_its_other_takes_is_told_as_one_that_did_not_match() -> None:
+    def both(first: MakeExtra, second: AddExtra, x: nvte.Tensor, **sides: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+        raise AssertionError("nobody gives it what passes inside")
+
+    register_fusion_forward(both)
+    try:
+        p = plan(MakeExtra("a"), MakeExtra("b"), AddExtra("b"), AddExtra("a"))
+        assert "both" not in names(p.forward) and "both at 1-2: side values of one name meet in it" in describe_misses(p)
+    finally:
+        unregister_fusion(both)
+
+
 ASKED = {
     "GELU": lambda: [mmt(), GELU().with_(x_dtype=E4M3)],
     "a bias": lambda: [mmt(), add().with_(x_dtype=E4M3)],

@@ -17,6 +17,7 @@ import fusible
 from fusible import CrossAttention, DotProductAttention, KVCache, Residual, Sequential
 from fusible.errors import ArgumentError, FusibleError, ShapeError
 from fusible.pytorch import ops
+from fusible.pytorch.engine.call_inputs import of_mask
 from fusible.tex.calls.attention import alibi_slopes
 
 HEADS, GROUPS, WIDTH, BATCH, LONGEST = 4, 2, 4, 3, 5
@@ -327,6 +328,13 @@ def test_a_channel_gives_keys_of_the_same_sequences() -> None:
     model, x = ops.Sequential(branch, ops.GELU(), cross), torch.randn(BATCH, LONGEST, h)
     alone = CrossAttention(HEADS, WIDTH, groups=GROUPS)
     assert torch.equal(model(x), alone(ops.GELU()(x), extra_inputs=[x]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_mask_of_bools_becomes_numbers_where_it_is(device: str) -> None:
+    seen = torch.tensor([[True, False]], device=device)
+    numbers = of_mask(seen)
+    assert numbers.device == seen.device and (device == "meta" or numbers.tolist() == [[0.0, -torch.inf]])
 
 
 def test_explain_shows_the_options() -> None:

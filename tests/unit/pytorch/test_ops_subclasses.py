@@ -200,5 +200,15 @@ def test_called_on_its_own_an_operation_follows_the_recipe_in_force_and_no_forme
     layer, x = ops.BasicLinear(32, 32), torch.randn(32, 32)
     with fusible.autocast(recipe=fusible.Float8CurrentScaling()):
         quantized = layer(x)
+        within = layer.op_forward(ops.OperationContext(), x, prev_op_grad_output_quantizer=None, next_op_input_quantizer=None)
     y = layer.op_forward(ops.OperationContext(), x, prev_op_grad_output_quantizer=None, next_op_input_quantizer=None)
-    assert torch.equal(y, layer(x)) and not torch.equal(y, quantized)
+    assert torch.equal(y, layer(x)) and not torch.equal(y, quantized) and torch.equal(within, quantized)
+
+
+def test_called_on_its_own_an_operation_has_the_weights_that_it_is_given_later() -> None:
+    layer, x = ops.BasicLinear(32, 32), torch.randn(32, 32)
+    layer(x)
+    for weight in (torch.zeros(32, 32), torch.eye(32)):
+        layer.weight = torch.nn.Parameter(weight)
+        y = layer.op_forward(ops.OperationContext(), x, prev_op_grad_output_quantizer=None, next_op_input_quantizer=None)
+        assert torch.equal(y, x @ weight)

@@ -17,6 +17,7 @@ from fusible.errors import ArgumentError
 from fusible.ops import Op
 from fusible.pytorch import ops
 from fusible.pytorch.engine import executors
+from fusible.pytorch.engine.borders import packed
 from fusible.pytorch.engine.executors import EagerExecutor, register_executor
 from fusible.pytorch.engine.program import Program
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, HybridQuantizer, MXFP8Quantizer
@@ -252,3 +253,11 @@ def test_by_what_names_a_forward_keeps_tensors_is_in_the_key_of_its_backward(fir
         return call
 
     check(first, then, calls)
+
+
+def test_tensors_behind_the_first_are_in_a_key_by_shape_and_dtype() -> None:
+    value, side = (nvte.make_nvte_tensor(torch.ones(2, 4)) for _ in range(2))
+    leaves, border = packed(value, [("a", side)])
+    key = border.key(leaves)
+    assert key == border.key([*leaves])
+    assert all(key != border.key([leaves[0], other]) for other in (leaves[1].bfloat16(), leaves[1][:1]))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusible
+from fusible import nvte, tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.pytorch import LayerNorm, Linear, MixtureOfExperts, Sequential, ops, parameter_bytes, quantize_parameters
 from fusible.pytorch.quantized_parameters import hold_parameters
@@ -170,6 +171,16 @@ def test_what_cannot_be_is_said_before_anything_is_changed() -> None:
     assert all(parameter is before[name] for name, parameter in model.named_parameters())
     with torch.no_grad():
         assert model(torch.randn(2, 64)).shape == (2, 24)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_calls_are_given_for_a_parameter_stands_for_its_dtype(name: str, dtype: torch.dtype) -> None:
+    linear, calls = quantize_parameters(layer(dtype=dtype), recipe=RECIPES[name][0]), list[tex.RecordedCall]()
+    with torch.no_grad(), tex.listening(calls.append):
+        linear(torch.ones(32, INNER, dtype=dtype))
+    given = [arg for call in calls for arg in call.args if isinstance(arg, nvte.STORAGES)]
+    assert given and {arg.dequantize().dtype for arg in given} == {dtype}
 
 
 def test_what_is_quantized_elsewhere_is_held_as_it_is() -> None:

@@ -22,6 +22,7 @@ from fusible.pytorch.engine.listing import Listing
 from fusible.pytorch.engine.steps import Step, last_uses
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 from fusible.tex.backends.cpu import layouts
+from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 
 RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8CurrentScaling()]
 
@@ -265,6 +266,15 @@ def test_tensors_in_a_list_are_those_of_the_run(kind) -> None:
     assert replay is not None and replay.run([torch.full((2,), 10.0)])[0].tolist() == [24.0, 24.0]
 
 
+def test_a_part_of_a_result_that_is_read_twice_is_taken_once() -> None:
+    x = torch.ones(2)
+    listing = Listing([x])
+    _, b = heard(listing, lambda x: [x + 1, x + 2], x)
+    y = heard(listing, lambda a, b: a * b, b, heard(listing, lambda b: b * 2, b))
+    replay = listing.finish([y], None, 0)
+    assert replay is not None and len(replay.steps[0].parts) == 1 and replay.run([torch.zeros(2)])[0].tolist() == [8.0, 8.0]
+
+
 @pytest.mark.parametrize("usage", [usage for usage in product((True, False), repeat=3) if any(usage[:2])], ids=str)
 def test_a_quantizer_of_delayed_scaling_is_made_anew_with_its_options(usage) -> None:
     made = []
@@ -376,6 +386,23 @@ def test_a_pass_is_specialized_where_its_backends_say_how() -> None:
     assembled = [step for step in replay.steps if step.assembles]
     specialized = replay._run_specialized.__globals__
     assert assembled and not any(step.call in specialized.values() for step in assembled)
+
+
+@pytest.mark.parametrize("beside", [2.0, None, torch.float32, "elsewhere"], ids=str)
+def test_a_specialized_call_takes_what_the_pass_has_and_constants(beside: object) -> None:
+    operand = torch.ones(2) if beside == "elsewhere" else beside
+
+    class Backend:
+        @specialized_by(lambda self, call: SpecializedCall(lambda x, beside: x + 3, (call.input, operand)))
+        def gelu(self, input, quantizer):
+            return input + 3
+
+    x = torch.ones(2)
+    listing = Listing([x])
+    y = heard(listing, Backend().gelu, x, None)
+    replay = listing.finish([y], None, 0)
+    assert replay is not None and replay.run([torch.zeros(2)])[0].tolist() == [3.0, 3.0]
+    assert (replay.steps[0].specialized is None) == (beside == "elsewhere")
 
 
 def test_what_only_the_method_would_take_goes_where_it_came() -> None:
