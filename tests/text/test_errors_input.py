@@ -28,7 +28,7 @@ from fusible import (
 )
 from fusible.compute_pipeline import ComputePipeline, PlanRequest
 from fusible.errors import ArgumentError, BackendError, CheckpointError, DTypeError, FusibleError, ShapeError
-from fusible.fusions import register_fusion_forward
+from fusible.fusions import register_fusion_backward, register_fusion_forward
 from fusible.nvte import DType, QuantizedType, make_nvte_tensor
 from fusible.quantized import Float8Quantizer
 
@@ -134,6 +134,15 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
         net(torch.randn(6, WIDTH)).sum().backward()
 
 
+def _of_two_inputs(a: ops.GELU, x: nvte.Tensor, y: nvte.Tensor) -> Any:
+    """A fusion that no forward can call."""
+
+
+def _without_context(a: ops.GELU, dy: nvte.Tensor) -> Any:
+    """A fusion that no backward can call."""
+
+
+
 MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
     ("an odd gate", lambda: SwiGLU()(torch.zeros(2, 7)), ShapeError,
      "the input of SwiGLU(): expected an even number of columns, got 7; give two halves, the gate first."),
@@ -173,6 +182,15 @@ MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
      "a tensor of make_nvte_tensor: expected fp64, fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64, got torch.int16; cast it."),
     ("a fusion without types", lambda: register_fusion_forward(lambda a, x: a), DTypeError,
      "the forward fusion <lambda>: expected parameters (op types, x: nvte.Tensor), got (a, x); annotate each parameter with its type."),
+    ("a fusion of two inputs", lambda: register_fusion_forward(_of_two_inputs), DTypeError,
+     "the forward fusion _of_two_inputs: expected parameters (op types, x: nvte.Tensor), "
+     "got (a: 'ops.GELU', x: 'nvte.Tensor', y: 'nvte.Tensor') -> 'Any'; annotate each parameter with its type."),
+    ("a fusion without its contexts", lambda: register_fusion_backward(_without_context), DTypeError,
+     "the backward fusion _without_context: expected parameters (op types, their contexts, dy: nvte.Tensor), "
+     "got (a: 'ops.GELU', dy: 'nvte.Tensor') -> 'Any'; annotate each parameter with its type."),
+    ("a backward fusion without types", lambda: register_fusion_backward(lambda a, x: a), DTypeError,
+     "the backward fusion <lambda>: expected parameters (op types, their contexts, dy: nvte.Tensor), got (a, x); "
+     "annotate each parameter with its type."),
 ]  # fmt: skip
 
 

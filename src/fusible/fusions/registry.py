@@ -148,7 +148,7 @@ def _pattern(kind: Literal["forward", "backward", "inference"], function: Callab
     if not pattern or len(rest) != contexts + 1 or rest[-1] is not nvte.Tensor:
         raise DTypeError(
             expected(
-                f"parameters (op types, {'their contexts, dy' if contexts else 'x'}: nvte.Tensor)",
+                f"parameters (op types, {'their contexts, dy' if kind == 'backward' else 'x'}: nvte.Tensor)",
                 of=f"the {kind} fusion {function.__name__}",
                 got=str(inspect.signature(function)),
                 do="annotate each parameter with its type",

@@ -212,3 +212,10 @@ def test_called_on_its_own_an_operation_has_the_weights_that_it_is_given_later()
         layer.weight = torch.nn.Parameter(weight)
         y = layer.op_forward(ops.OperationContext(), x, prev_op_grad_output_quantizer=None, next_op_input_quantizer=None)
         assert torch.equal(y, x @ weight)
+
+
+def test_called_on_its_own_an_operation_has_the_options_that_it_is_given_later() -> None:
+    scale, x = ops.ConstantScale(2.0), torch.randn(4, 32)
+    scale(x)
+    scale.scale = 5.0
+    assert torch.equal(scale.op_forward(ops.OperationContext(), x, prev_op_grad_output_quantizer=None, next_op_input_quantizer=None), 5.0 * x)

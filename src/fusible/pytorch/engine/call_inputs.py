@@ -10,7 +10,7 @@ import torch
 
 from fusible.compute_pipeline import Plan
 from fusible.nvte import DType, Sequences, Tensor, make_nvte_tensor
-from fusible.pytorch.engine.batch import Batch, read_batch
+from fusible.pytorch.engine.batch import Batch
 
 __all__ = ["CallInputs", "NO_CALL_INPUTS", "call_input_values", "draw_seed", "of_mask", "of_tokens", "unflatten_call_inputs"]
 
@@ -63,7 +63,8 @@ def call_input_values(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: to
     """The values of the whole call that the plan's ops take. ``seed``: None where it is yet to be drawn."""
     call_inputs: dict[str, Any] = {}
     if "sequences" in plan.call_inputs:
-        call_inputs["sequences"] = (batch or read_batch(x.reshape(-1, x.shape[-1]), None)).sequences()
+        assert batch is not None, "who calls a pass with attention reads the batch"
+        call_inputs["sequences"] = batch.sequences()
     if "seed" in plan.call_inputs:
         call_inputs["seed"] = Tensor(draw_seed(x.device) if seed is None else seed, DType.Int64)
     return call_inputs
