@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusible import nvte
+from fusible import nvte, tex
 from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, StateLayout, describe_misses, quantize_args, run_backward, run_forward
 from fusible.fusions import epoch, register_fusion_forward, register_fusion_inference, unregister_fusion
 from fusible.nvte import DType, QuantizedType, make_nvte_tensor
@@ -41,6 +41,8 @@ from fusible.quantized import (
     Float8CurrentScalingQuantizer,
     Format,
     HighPrecision,
+    HybridQuantizer,
+    MXFP8Quantizer,
     QParams,
     QuantizerRole,
     Recipe,
@@ -327,6 +329,17 @@ def test_what_a_transparent_op_passes_is_quantized_once() -> None:
         assert set(result.amaxes) == set(slots)
         results.append((result.y.data, *(result.amaxes[slot] for slot in slots)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("rescaled", [True, False])
+def test_a_factor_takes_8_bits_whose_scales_it_can_multiply(rescaled: bool) -> None:
+    def quantizer(role: QuantizerRole) -> Any:
+        rows, columns = (MXFP8Quantizer(tex.DType.kFloat8E4M3) for _ in range(2))
+        return rows if rescaled else HybridQuantizer(rowwise_quantizer=rows, columnwise_quantizer=columns)
+
+    p = plan(norm(), ConstantScale(2.0), mmt(), recipe=CustomRecipe(qfactory=quantizer))
+    (scale,) = [op for op in p.ops if isinstance(op, ConstantScale)]
+    assert isinstance(scale.x_dtype, QuantizedType) is rescaled and isinstance(p.ops[-1].x_dtype, QuantizedType)
 
 
 def test_a_width_may_be_unknown_before_the_call() -> None:
