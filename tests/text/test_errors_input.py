@@ -142,7 +142,6 @@ def _without_context(a: ops.GELU, dy: nvte.Tensor) -> Any:
     """A fusion that no backward can call."""
 
 
-
 MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
     ("an odd gate", lambda: SwiGLU()(torch.zeros(2, 7)), ShapeError,
      "the input of SwiGLU(): expected an even number of columns, got 7; give two halves, the gate first."),
