@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from fusible.pytorch.checkpoint import LoadPlanner
@@ -52,6 +52,15 @@ def test_parts_in_8_bits_with_one_scale_are_put_together_by_their_bytes() -> Non
         into.copy_(saved[first : first + rows])
         planner.commit_tensor(part("w", first, rows), into)
     assert torch.equal(held.dequantize(), saved.dequantize())
+
+
+def test_places_are_made_for_scaling_states_that_are_tensors() -> None:
+    """Another's object may have the name of one."""
+    given: dict[str, Any] = {}
+    size, properties = torch.Size([3, 4]), TensorProperties(torch.float32)
+    saved = {"scaling_state.0": TensorStorageMetadata(properties, size, []), "other.scaling_state.0": BytesStorageMetadata()}
+    LoadPlanner(given, allow_partial_load=True).set_up_planner(given, Metadata(saved))
+    assert list(given) == ["scaling_state.0"] and given["scaling_state.0"].shape == size
 
 
 def test_what_is_read_as_one_and_plain_tensors_are_written_to_as_they_are() -> None:
