@@ -22,12 +22,12 @@ void quantize_mxfp8(const TensorView& src, DType fp8_dtype, const OptionalView& 
 /// dst = value(src) * 2^(exponent - 127); whether products of such values in bf16 are what they are in float.
 bool dequantize_mxfp8(const TensorView& src, const TensorView& exponents, bool along_rows, const TensorView& dst, DType fp8_dtype, int num_threads);
 
-/// NVFP4: E2M1 codes and E4M3 scales of blocks of 16 along the rows, or along the columns, perhaps transformed.
+/// NVFP4: E2M1 codes and E4M3 scales of blocks of 16 along the rows, or along the columns.
 void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, const TensorView& scales, bool columns, bool tiled,
-                    const OptionalView& transform, const OptionalView& seed, int num_threads);
+                    const OptionalView& seed, int num_threads);
 
-/// max |src| of columns that are transformed in blocks of 16, rounded to bfloat16 before and after.
-float transformed_amax(const TensorView& src, const TensorView& transform, const OptionalView& out, int num_threads);
+/// dst = src with its columns transformed in blocks of 16, rounded to bfloat16 before and after; max |dst|.
+float transform_columns(const TensorView& src, const TensorView& transform, const TensorView& dst, const OptionalView& out, int num_threads);
 
 /// dst = value(code) * value(scale).
 void dequantize_nvfp4(const TensorView& src, const TensorView& scales, const TensorView& dst, int num_threads);

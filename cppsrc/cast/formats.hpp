@@ -56,18 +56,25 @@ inline std::uint8_t encode_one(float value) {
     return static_cast<std::uint8_t>((rounded & 0x7f) | sign);
 }
 
-/// Codes of x * scale in the low bytes, for 0 < scale < inf and x not NaN (the caller looks at `amax`, the running max of |x| as bits).
+/// The low seven bits of the codes of magnitude * scale, for 0 < scale < inf and bits of magnitudes that are not NaN. Other bits are anything.
 template <class F>
-inline I32 encode(F32 x, F32 scale, I32& amax) {
+inline I32 encode_magnitude(I32 magnitude, F32 scale) {
     using R = Rounding<F>;
-    const I32 raw = bits(x);
-    const I32 magnitude = both(raw, splat(std::int32_t{0x7fffffff}));
-    amax = max(amax, magnitude);
     const I32 clamped = min(bits(mul(floats(magnitude), scale)), splat(F::kMaxBits));
     const I32 base = max(both(clamped, splat(std::int32_t{0x7f800000})), splat(R::kMinNormalBits));
     const F32 magic = floats(add(base, splat(R::kMagic)));
-    const I32 rounded = add(bits(add(floats(clamped), magic)), shift_right<R::kShift>(base));
-    return join_sign(rounded, shift_right<24>(raw));
+    return add(bits(add(floats(clamped), magic)), shift_right<R::kShift>(base));
+}
+
+inline I32 magnitude_of(I32 raw) { return both(raw, splat(std::int32_t{0x7fffffff})); }
+
+/// Codes of x * scale in the low bytes, for 0 < scale < inf and x not NaN (the caller looks at `amax`, the running max of |x| as bits).
+template <class F>
+inline I32 encode(F32 x, F32 scale, I32& amax) {
+    const I32 raw = bits(x);
+    const I32 magnitude = magnitude_of(raw);
+    amax = max(amax, magnitude);
+    return join_sign(encode_magnitude<F>(magnitude, scale), shift_right<24>(raw));
 }
 
 /// Values of codes. With v the float that has the code's fields, rebiased, a normal code means v and a subnormal one 2v - 2^(1-bias);

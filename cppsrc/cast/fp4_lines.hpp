@@ -66,17 +66,17 @@ inline I32 encode_stochastically(F32 x, F32 factor, F32 random) {
     // From 1 on, the exponent and a bit of the mantissa count the numbers of the format; below lie 0 and a half.
     const I32 counted = min(add(shift_right<22>(size), splat(std::int32_t{-252})), splat(std::int32_t{E2M1::kLastFinite}));
     const I32 code = max(counted, where_above(size, kBitsOfHalf - 1, 1));
-    const F32 lower = decode<E2M1>(code);
+    const F32 from_one = floats(both(size, splat(static_cast<std::int32_t>(0xffc00000u))));
+    const F32 lower = select_less(floats(size), splat(1.0f), select_less(floats(size), splat(0.5f), splat(0.0f), splat(0.5f)), from_one);
     const F32 steps = select_less(lower, splat(2.0f), splat(2.0f), select_less(lower, splat(4.0f), splat(1.0f), splat(0.5f)));
     const F32 place = mul(sub(floats(size), lower), steps);
     const I32 up = round_to_int(select_less(random, place, splat(1.0f), splat(0.0f)));
-    return join_sign(min(add(code, up), splat(std::int32_t{E2M1::kLastFinite})), shift_right<24>(raw));
+    return nibbles(min(add(code, up), splat(std::int32_t{E2M1::kLastFinite})), raw);
 }
 
-/// Codes of elements whose counters are `step` apart.
+/// Codes, in four bits, of elements whose counters are `step` apart.
 inline I32 encode_fp4(const Fp4Part& part, F32 x, F32 factor, std::uint64_t counter, std::uint64_t step) {
-    I32 unused = splat(0);
-    if (part.key == 0) return encode<E2M1>(x, factor, unused);
+    if (part.key == 0) return nibbles(encode_magnitude<E2M1>(magnitude_of(bits(x)), factor), bits(x));
     return encode_stochastically(x, factor, drawn(part.key, counter, step));
 }
 
@@ -89,8 +89,13 @@ inline void spread_over_lines(std::int32_t (&amaxes)[kFp4Block][kSpanBlocks]) {
     }
 }
 
-/// Codes with their sign as the fourth bit.
-inline I32 nibbles(const I32& codes) { return either(both(codes, splat(std::int32_t{7})), both(shift_right<4>(codes), splat(std::int32_t{8}))); }
+/// The codes of `count` <= kStep elements, two to a byte.
+inline void store_halves(std::uint8_t* out, const I32 (&codes)[4], int count) {
+    if (count == kStep) return store_nibbles(out, codes);
+    std::uint8_t padded[kStep / 2];
+    store_nibbles(padded, codes);
+    std::memcpy(out, padded, static_cast<std::size_t>(count / 2));
+}
 
 /// The codes of a row in a span of blocks.
 template <class S>
@@ -105,14 +110,9 @@ inline void encode_row(const Fp4Part& part, int row, int col, int blocks, const 
             const int at = c + v * kLanes;
             const F32 x = at < width ? load(source + at) : splat(0.0f);
             const float factor = at < width ? factors[at / kFp4Block] : 1.0f;
-            step[v] = nibbles(encode_fp4(part, x, splat(factor), counter + static_cast<std::uint64_t>(at), 1));
+            step[v] = encode_fp4(part, x, splat(factor), counter + static_cast<std::uint64_t>(at), 1);
         }
-        alignas(64) std::uint8_t bytes[kStep];
-        store_bytes(bytes, step);
-        const int count = width - c < kStep ? width - c : kStep;
-        std::uint8_t pairs[kStep / 2];
-        for (int i = 0; i < kStep / 2; ++i) pairs[i] = static_cast<std::uint8_t>(bytes[2 * i] | (bytes[2 * i + 1] << 4));
-        std::memcpy(codes + c / 2, pairs, static_cast<std::size_t>(count / 2));
+        store_halves(codes + c / 2, step, width - c < kStep ? width - c : kStep);
     }
     for (int b = 0; b < blocks; ++b)
         if (factors[b] != factors[b]) std::memset(codes + b * kFp4Block / 2, kNanCodes, kFp4Block / 2);
@@ -134,7 +134,8 @@ inline void block_maxima(const S* source, int blocks, std::int32_t* amaxes) {
 }
 
 template <class S>
-void quantize_fp4_rows(const Fp4Part& part) {
+void quantize_fp4_rows(const Fp4Part& given) {
+    const Fp4Part part = given;  // bytes that are written might be its own, as far as a compiler knows
     constexpr int kSpan = kSpanBlocks * kFp4Block;
     for (int first = 0; first < part.rows; first += kFp4Block) {
         for (int col = 0; col < part.cols; col += kSpan) {
@@ -165,36 +166,17 @@ inline F32 rounded_to_bf16(F32 x) {
     return load(rounded);
 }
 
-/// Blocks along kLanes columns: element i of each in x[i], as they are or transformed.
-template <class S>
-inline void load_blocks(const Fp4Part& part, int row, int col, F32 (&x)[kFp4Block]) {
-    const S* const source = static_cast<const S*>(part.source) + row * part.stride + col;
-    for (int i = 0; i < kFp4Block; ++i) x[i] = load(source + i * part.stride);
-    if (part.transform == nullptr) return;
-    F32 given[kFp4Block];
-    for (int i = 0; i < kFp4Block; ++i) given[i] = kIsBf16<S> ? x[i] : rounded_to_bf16(x[i]);
-    for (int i = 0; i < kFp4Block; ++i) {
-        F32 sum = splat(0.0f);
-        // Unrolled, so that what is given stays in registers.
-#pragma GCC unroll 16
-        for (int j = 0; j < kFp4Block; ++j) sum = fma(given[j], splat(part.transform[j * kFp4Block + i]), sum);
-        x[i] = rounded_to_bf16(sum);
-    }
-}
-
 inline I32 largest_of(const F32 (&x)[kFp4Block]) {
     I32 largest = splat(0);
-    for (const F32& each : x) largest = max(largest, both(bits(each), splat(std::int32_t{0x7fffffff})));
+    for (const F32& each : x) largest = max(largest, magnitude_of(bits(each)));
     return largest;
 }
 
 /// The codes of eight elements as a word, the first in its lowest bits.
-inline I32 joined_codes(const I32 (&codes)[kFp4Block], int first) {
-    I32 word = splat(0);
-    for (int i = 0; i < 8; ++i) {
-        word = either(word, mul_low(nibbles(codes[first + i]), splat(static_cast<std::int32_t>(std::uint32_t{1} << (4 * i)))));
-    }
-    return word;
+inline I32 joined_codes(const I32* codes) {
+    I32 bytes[4];
+    for (int i = 0; i < 4; ++i) bytes[i] = either(codes[2 * i], shift_left<4>(codes[2 * i + 1]));
+    return either(either(bytes[0], shift_left<8>(bytes[1])), shift_left<16>(either(bytes[2], shift_left<8>(bytes[3]))));
 }
 
 inline void store_codes(std::uint8_t* out, const std::int32_t* word) {
@@ -207,7 +189,8 @@ inline void encode_columns_of_square(const Fp4Part& part, int row, int col) {
     F32 x[kBlockSteps][kFp4Block];
     alignas(64) std::int32_t amaxes[kFp4Block];
     for (int v = 0; v < kBlockSteps; ++v) {
-        load_blocks<S>(part, row, col + v * kLanes, x[v]);
+        const S* const source = static_cast<const S*>(part.source) + row * part.stride + col + v * kLanes;
+        for (int i = 0; i < kFp4Block; ++i) x[v][i] = load(source + i * part.stride);
         store_words(amaxes + v * kLanes, largest_of(x[v]));
     }
     if (part.tiled) {
@@ -226,7 +209,7 @@ inline void encode_columns_of_square(const Fp4Part& part, int row, int col) {
             const std::uint64_t own = counter + static_cast<std::uint64_t>(v * kLanes) * part.line_counters + static_cast<std::uint64_t>(i);
             codes[i] = encode_fp4(part, x[v][i], load(factors + v * kLanes), own, part.line_counters);
         }
-        for (int half = 0; half < 2; ++half) store_words(words[half] + v * kLanes, joined_codes(codes, 8 * half));
+        for (int half = 0; half < 2; ++half) store_words(words[half] + v * kLanes, joined_codes(codes + 8 * half));
     }
     for (int c = 0; c < kFp4Block; ++c) {
         std::uint8_t* const out = part.codes + (col + c) * part.codes_stride + row / 2;
@@ -237,19 +220,33 @@ inline void encode_columns_of_square(const Fp4Part& part, int row, int col) {
 }
 
 template <class S>
-void quantize_fp4_columns(const Fp4Part& part) {
+void quantize_fp4_columns(const Fp4Part& given) {
+    const Fp4Part part = given;  // bytes that are written might be its own, as far as a compiler knows
     for (int col = 0; col < part.cols; col += kFp4Block)
         for (int row = 0; row < part.rows; row += kFp4Block) encode_columns_of_square<S>(part, row, col);
 }
 
+/// Writes `part` with its columns transformed, in blocks, by `transform` [kFp4Block, kFp4Block]; returns the largest magnitude.
 template <class S>
-std::int32_t transformed_amax(const Fp4Part& part) {
+std::int32_t transform_columns(const Fp4Part& part, const float* transform, void* out) {
     I32 largest = splat(0);
     for (int row = 0; row < part.rows; row += kFp4Block)
         for (int col = 0; col < part.cols; col += kLanes) {
-            F32 x[kFp4Block];
-            load_blocks<S>(part, row, col, x);
-            largest = max(largest, largest_of(x));
+            const std::ptrdiff_t first = row * part.stride + col;
+            F32 given[kFp4Block];
+            for (int i = 0; i < kFp4Block; ++i) {
+                const F32 x = load(static_cast<const S*>(part.source) + first + i * part.stride);
+                given[i] = kIsBf16<S> ? x : rounded_to_bf16(x);
+            }
+            for (int i = 0; i < kFp4Block; ++i) {
+                F32 sum = splat(0.0f);
+                // Unrolled, so that what is given stays in registers.
+#pragma GCC unroll 16
+                for (int j = 0; j < kFp4Block; ++j) sum = fma(given[j], splat(transform[j * kFp4Block + i]), sum);
+                bf16* const written = static_cast<bf16*>(out) + first + i * part.stride;
+                store(written, sum);
+                largest = max(largest, magnitude_of(bits(load(written))));
+            }
         }
     return max_lane(largest);
 }

@@ -28,7 +28,7 @@ const Kernels kernels = {
      {dequantize_mx<E5M2, float>, dequantize_mx<E5M2, f16>, dequantize_mx<E5M2, bf16>}},
     {{quantize_fp4_rows<float>, quantize_fp4_rows<f16>, quantize_fp4_rows<bf16>},
      {quantize_fp4_columns<float>, quantize_fp4_columns<f16>, quantize_fp4_columns<bf16>}},
-    {transformed_amax<float>, transformed_amax<f16>, transformed_amax<bf16>},
+    {transform_columns<float>, transform_columns<f16>, transform_columns<bf16>},
     {dequantize_fp4<float>, dequantize_fp4<f16>, dequantize_fp4<bf16>},
     {{quantize_blocks<float, E4M3>, quantize_blocks<float, E5M2>},
      {quantize_blocks<f16, E4M3>, quantize_blocks<f16, E5M2>},

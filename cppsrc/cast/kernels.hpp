@@ -75,9 +75,8 @@ struct Fp4Part {
     float from_amax;   // times the amax of a block: its scale
     float from_scale;  // 1 over this times a scale: the factor of the elements
     bool tiled;        // one scale for each square of kFp4Block, written for each of its lines
-    const float* transform;  // [kFp4Block, kFp4Block], of blocks along columns, in bfloat16 before and after; null for none
-    std::uint64_t key;       // of the words by which is rounded; 0: to the nearest
-    std::uint64_t counter;   // of the part's first element; those of a line are one apart
+    std::uint64_t key;      // of the words by which is rounded; 0: to the nearest
+    std::uint64_t counter;  // of the part's first element; those of a line are one apart
     std::uint64_t line_counters;  // from line to line
 };
 
@@ -122,7 +121,7 @@ struct Kernels {
     void (*quantize_mx[kWideKinds][kFormats])(const MxBand& band);
     bool (*dequantize_mx[kFormats][kWideKinds])(const MxCodes& band, void* out);  // whether all values are plain, or zero
     void (*quantize_fp4[2][kWideKinds])(const Fp4Part& part);  // lines that are rows, lines that are columns
-    std::int32_t (*transformed_amax[kWideKinds])(const Fp4Part& part);
+    std::int32_t (*transform_columns[kWideKinds])(const Fp4Part& part, const float* transform, void* out);  // bf16, as far from row to row
     void (*dequantize_fp4[kWideKinds])(const std::uint8_t* codes, const std::uint8_t* scales, void* out, int count);
     void (*quantize_blocks[kWideKinds][kFormats])(const ScaledBand& band);
     bool (*dequantize_blocks[kFormats][kWideKinds])(const ScaledCodes& lines, void* out);  // as dequantize_mx, and bf16 holds them

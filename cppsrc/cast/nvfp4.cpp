@@ -56,23 +56,6 @@ Fp4Part part_at(const TensorView& src, std::int64_t row, std::int64_t col, int r
     return part;
 }
 
-/// A matrix of its own: what is written may lie where the given one does.
-struct Transform {
-    bool given = false;
-    float values[kFp4Block * kFp4Block];
-
-    const float* data() const { return given ? values : nullptr; }
-};
-
-Transform read_transform(const OptionalView& transform) {
-    Transform read;
-    if (!transform) return read;
-    check_float32(*transform, "transform", kFp4Block * kFp4Block);
-    read.given = true;
-    std::copy_n(transform->as<const float>(), kFp4Block * kFp4Block, read.values);
-    return read;
-}
-
 std::uint64_t read_key(const OptionalView& seed) {
     if (!seed) return 0;
     check_dtype(*seed, "seed", seed->dtype == DType::Int64, "int64");
@@ -83,7 +66,7 @@ std::uint64_t read_key(const OptionalView& seed) {
 }  // namespace
 
 void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, const TensorView& scales, bool columns, bool tiled,
-                    const OptionalView& transform, const OptionalView& seed, int num_threads) {
+                    const OptionalView& seed, int num_threads) {
     const auto kernel = kernels().quantize_fp4[columns ? 1 : 0][table_index(wide_kind(src, "src"))];
     check_threads(num_threads);
     const std::int64_t rows = src.rows();
@@ -93,8 +76,6 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
     const std::int64_t lines = columns ? cols : rows;
     const std::int64_t length = columns ? rows : cols;
     check_scales_of_lines(scales, lines, length);
-    if (transform && !columns) throw ArgumentError(expected("columns", "transform", "rows", "transform no rows"));
-    const Transform matrix = read_transform(transform);
     const std::uint64_t key = read_key(seed);
     if (src.numel() == 0) return;
     const float scale = scale_of(amax.value);
@@ -110,7 +91,6 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
         part.from_amax = scale * static_cast<float>(1.0 / 6.0);
         part.from_scale = 1.0f / scale;
         part.tiled = tiled;
-        part.transform = matrix.data();
         part.key = key;
         part.counter = static_cast<std::uint64_t>(line * length + at);
         part.line_counters = static_cast<std::uint64_t>(length);
@@ -118,18 +98,21 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
     });
 }
 
-float transformed_amax(const TensorView& src, const TensorView& transform, const OptionalView& out, int num_threads) {
-    const auto kernel = kernels().transformed_amax[table_index(wide_kind(src, "src"))];
+float transform_columns(const TensorView& src, const TensorView& transform, const TensorView& dst, const OptionalView& out, int num_threads) {
+    const auto kernel = kernels().transform_columns[table_index(wide_kind(src, "src"))];
     check_threads(num_threads);
     check_whole_blocks(src.rows(), src.cols(), "src");
-    const Transform matrix = read_transform(transform);
+    check_float32(transform, "transform", kFp4Block * kFp4Block);
+    check_dtype(dst, "dst", dst.dtype == DType::BFloat16, "bfloat16");
+    check_numel(dst, "dst", src.numel());
     if (out) check_float32(*out, "out", 1);
+    float matrix[kFp4Block * kFp4Block];  // of its own: what is written may lie where the given one does
+    std::copy_n(transform.as<const float>(), kFp4Block * kFp4Block, matrix);
     Maximum maximum;
     if (src.numel() != 0) {
         each_part(src, num_threads, [&](std::int64_t row, std::int64_t col, int count, int width) {
-            Fp4Part part = part_at(src, row, col, count, width);
-            part.transform = matrix.data();
-            maximum.raise(kernel(part));
+            const Fp4Part part = part_at(src, row, col, count, width);
+            maximum.raise(kernel(part, matrix, dst.as<std::uint16_t>() + row * src.cols() + col));
         });
     }
     if (out) *out->as<float>() = maximum.value();

@@ -120,6 +120,16 @@ inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), packed);
 }
 
+inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
+    const __m256i first = _mm256_set1_epi64x(0x0800);  // of each 64 bits in a half of the register, their lowest byte
+    for (int v = 0; v < 4; ++v) {
+        const __m256i pairs = _mm256_shuffle_epi8(_mm256_or_si256(codes[v].v, _mm256_srli_epi64(codes[v].v, 28)), first);
+        const __m128i joined = _mm_unpacklo_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+        const std::int32_t word = _mm_cvtsi128_si32(joined);
+        std::memcpy(out + 4 * v, &word, sizeof word);
+    }
+}
+
 inline std::int32_t max_lane(I32 a) {
     __m128i half = _mm_max_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
     half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));

@@ -122,6 +122,13 @@ inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
     for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16 * i), _mm512_cvtepi32_epi8(codes[i].v));
 }
 
+inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
+    for (int v = 0; v < 4; ++v) {
+        const __m512i pairs = _mm512_or_si512(codes[v].v, _mm512_srli_epi64(codes[v].v, 28));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 8 * v), _mm512_cvtepi64_epi8(pairs));
+    }
+}
+
 inline std::int32_t max_lane(I32 a) {
     const __m256i halves = _mm256_max_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
     __m128i half = _mm_max_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));

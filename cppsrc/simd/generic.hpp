@@ -164,6 +164,13 @@ inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
         for (int i = 0; i < kLanes; ++i) out[v * kLanes + i] = static_cast<std::uint8_t>(codes[v].lane[i]);
 }
 
+/// Stores four vectors of numbers below 16, two to a byte, the first in its lower half: 2 * kLanes bytes.
+inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
+    for (int v = 0; v < 4; ++v)
+        for (int i = 0; i < kLanes; i += 2)
+            out[(v * kLanes + i) / 2] = static_cast<std::uint8_t>(codes[v].lane[i] | (codes[v].lane[i + 1] << 4));
+}
+
 inline std::int32_t max_lane(const I32& a) {
     std::int32_t result = a.lane[0];
     for (int i = 1; i < kLanes; ++i) result = a.lane[i] > result ? a.lane[i] : result;

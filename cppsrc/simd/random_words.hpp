@@ -9,18 +9,17 @@ namespace {
 
 #if defined(FUSIBLE_SIMD_AVX512)
 
-/// x * x modulo 2^64: (h 2^32 + l)^2 = l^2 + 2 l h 2^32.
-inline __m512i squared(__m512i x) {
-    const __m512i across = _mm512_mul_epu32(x, _mm512_srli_epi64(x, 32));
-    return _mm512_add_epi64(_mm512_mul_epu32(x, x), _mm512_slli_epi64(across, 33));
-}
+inline __m512i squared(__m512i x) { return _mm512_mullo_epi64(x, x); }
+
+/// The halves of each 64 bits in the place of each other.
+inline __m512i swapped(__m512i x) { return _mm512_shuffle_epi32(x, static_cast<_MM_PERM_ENUM>(0xb1)); }
 
 /// Words of which the upper halves count, by the products of counters and key.
 inline __m512i words_of(__m512i y, __m512i key) {
     const __m512i z = _mm512_add_epi64(y, key);
-    __m512i x = _mm512_rol_epi64(_mm512_add_epi64(squared(y), y), 32);
-    x = _mm512_rol_epi64(_mm512_add_epi64(squared(x), z), 32);
-    x = _mm512_rol_epi64(_mm512_add_epi64(squared(x), y), 32);
+    __m512i x = swapped(_mm512_add_epi64(squared(y), y));
+    x = swapped(_mm512_add_epi64(squared(x), z));
+    x = swapped(_mm512_add_epi64(squared(x), y));
     return _mm512_add_epi64(squared(x), z);
 }
 
@@ -36,6 +35,7 @@ inline __m512i words_of(__m512i y, __m512i key) {
 
 #elif defined(FUSIBLE_SIMD_AVX2)
 
+/// x * x modulo 2^64: (h 2^32 + l)^2 = l^2 + 2 l h 2^32.
 inline __m256i squared(__m256i x) {
     const __m256i across = _mm256_mul_epu32(x, _mm256_srli_epi64(x, 32));
     return _mm256_add_epi64(_mm256_mul_epu32(x, x), _mm256_slli_epi64(across, 33));

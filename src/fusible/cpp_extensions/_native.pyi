@@ -114,7 +114,6 @@ def quantize_nvfp4(
     scale_bytes: TensorLike,
     columns: bool = False,
     tiled: bool = False,
-    transform: TensorLike | None = None,
     seed: TensorLike | None = None,
     num_threads: int = 0,
 ) -> None:
@@ -128,15 +127,27 @@ def quantize_nvfp4(
         src: ``[*leading, cols]`` float32, float16 or bfloat16; read as a matrix ``[rows, cols]`` whose sizes are multiples of 16.
         dst: half as many bytes; with ``scale_bytes``, a matrix of at least ``lines x blocks`` bytes of E4M3.
         tiled: squares of 16 have one scale, which each of their lines repeats.
-        transform: float32 ``[16, 16]``: the blocks of columns, rounded to bfloat16, times this matrix, and rounded so again.
         seed: int64 ``[1]``: round to one of two neighbours, by the words of the places in ``dst``; None: to the nearest, ties to even.
 
     Raises:
         DTypeError, ShapeError, ArgumentError: before anything is written.
     """
 
-def transformed_amax(src: TensorLike, transform: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:
-    """``max |y|`` of what ``quantize_nvfp4`` casts with that ``transform``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty."""
+def transform_columns(src: TensorLike, transform: TensorLike, dst: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:
+    """``dst = src`` with each block of 16 elements of a column, rounded to bfloat16, times ``transform``, in float32, and rounded so again.
+
+    Args:
+        src: as in ``quantize_nvfp4``, which casts what is written.
+        transform: float32 ``[16, 16]``.
+        dst: bfloat16, of as many elements; it may be ``src``.
+        out: float32 ``[1]``, for what is returned.
+
+    Returns:
+        ``max |dst|``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
 
 def dequantize_nvfp4(src: TensorLike, scale_bytes: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
     """``dst = value(code) * value(scale)``, exactly: lines that ``quantize_nvfp4`` wrote, into float32, float16 or bfloat16 ``[lines, length]``."""

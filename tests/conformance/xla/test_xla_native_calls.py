@@ -44,7 +44,7 @@ KERNELS = {
     "quantize_mxfp8": {"quantize", "split_quantize"},
     "quantize_nvfp4": {"quantize"},
     "rope": {"fused_rope_forward", "fused_rope_backward"},
-    "transformed_amax": {"multi_tensor_quantize"},
+    "transform_columns": {"multi_tensor_quantize"},
 }
 """The kernels that programs call, and functions of tex that come to them."""
 

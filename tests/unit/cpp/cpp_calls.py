@@ -139,13 +139,13 @@ def dequantize_mxfp8() -> dict[str, Any]:
 def quantize_nvfp4() -> dict[str, Any]:
     return {
         "src": _x(32, 64), "amax": torch.tensor([3.0]), "dst": _codes(64, 16), "scale_bytes": _codes(64, 2), "columns": True,
-        "transform": torch.eye(16), "seed": torch.tensor([5]),
+        "seed": torch.tensor([5]),
     }  # fmt: skip
 
 
-@_call()
-def transformed_amax() -> dict[str, Any]:
-    return {"src": _x(32, 64), "transform": torch.eye(16)}
+@_call("dst")
+def transform_columns() -> dict[str, Any]:
+    return {"src": _x(32, 64), "transform": torch.eye(16), "dst": torch.zeros(32, 64, dtype=torch.bfloat16)}
 
 
 @_call("dst")

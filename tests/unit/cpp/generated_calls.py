@@ -241,12 +241,7 @@ def quantize_nvfp4(m: Maker) -> Call:
         exact = _E2M1[torch.randint(8, (rows, cols), generator=m.torch)] * (torch.randint(2, (rows, cols), generator=m.torch) * 2 - 1)
         exact[::16] = exact[:, ::16] = 6.0
         src, amax, arguments["seed"] = m.guards.place(exact.to(src.dtype)), 2688.0, m.guards.place(torch.tensor([m.rng.randrange(2**62)]))
-    values = src.float()
-    if columns and m.rng.random() < 0.5:  # another order of the elements, some of them with the other sign: sums of one term
-        matrix = torch.eye(16)[torch.randperm(16, generator=m.torch)] * (torch.randint(2, (16,), generator=m.torch) * 2.0 - 1)
-        arguments["transform"] = m.guards.place(matrix)
-        values = torch.einsum("gic,ij->gjc", values.bfloat16().float().view(rows // 16, 16, cols), matrix).reshape(rows, cols)
-    lines = values.t() if columns else values
+    lines = src.float().t() if columns else src.float()
     count, length = lines.shape
     blocks = lines.reshape(count, length // 16, 16)
     largest = blocks.abs().amax(-1) if src.numel() else blocks.new_zeros(count, length // 16)
@@ -263,11 +258,23 @@ def quantize_nvfp4(m: Maker) -> Call:
 
 
 @_generator
-def transformed_amax(m: Maker) -> Call:
-    src, matrix = m.x(16 * m.rng.randrange(1, 4), 16 * m.rng.randrange(1, 9), dtype=m.dtype()), m.x(16, 16)
-    product = torch.einsum("gic,ij->gjc", src.bfloat16().double().unflatten(0, (-1, 16)), matrix.double())
-    arguments = {"src": src, "transform": matrix, "num_threads": m.threads()}
-    return Call("transformed_amax", arguments, {"return": product.abs().amax()}, {"return": _tolerance(torch.bfloat16, 16)})
+def transform_columns(m: Maker) -> Call:
+    """By any matrix; or to the bit by one of which each sum has one term: another order of the elements, some of them with the other sign."""
+    rows, cols = 16 * m.rng.randrange(1, 4), 16 * m.rng.randrange(1, 20)
+    src, matrix, exactly = m.x(rows, cols, dtype=m.dtype()), m.x(16, 16), m.rng.random() < 0.5
+    if exactly:
+        signs = torch.randint(2, (16,), generator=m.torch) * 2.0 - 1
+        matrix = m.guards.place(torch.eye(16)[torch.randperm(16, generator=m.torch)] * signs)
+    product = torch.einsum("gic,ij->gjc", src.bfloat16().double().unflatten(0, (-1, 16)), matrix.double()).reshape(rows, cols)
+    if exactly and src.dtype is torch.bfloat16 and m.rng.random() < 0.3:
+        dst = src
+    else:
+        dst = m.room((rows, cols), torch.bfloat16)
+    arguments = {"src": src, "transform": matrix, "dst": dst, "num_threads": m.threads()}
+    if exactly:
+        return Call("transform_columns", arguments, {"dst": product.bfloat16(), "return": product.abs().amax()})
+    wanted = {"dst": product, "return": product.abs().amax()}
+    return Call("transform_columns", arguments, wanted, dict.fromkeys(wanted, _tolerance(torch.bfloat16, 16)))
 
 
 @_generator

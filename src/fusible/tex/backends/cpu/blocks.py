@@ -275,19 +275,21 @@ def _decode_mxfp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
 
 
 def _encode_nvfp4(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
-    matrix, rht = x.view(outer(x.shape), x.shape[-1]), _of_kernels(quantizer.rht_matrix) if quantizer.with_rht else None
-    transforms = {"rowwise": None, "columnwise": rht}
+    matrix = x.view(outer(x.shape), x.shape[-1])
     ways = [way for way in WAYS if f"{way}_data" in buffers]
-    plain = native.amax(matrix) if any(transforms[way] is None for way in ways) else 0.0
+    sources, amaxes = dict.fromkeys(ways, matrix), dict[str, float]()
+    if quantizer.with_rht and "columnwise" in ways:
+        sources["columnwise"] = torch.empty(matrix.shape, dtype=torch.bfloat16)
+        amaxes["columnwise"] = native.transform_columns(matrix, _of_kernels(quantizer.rht_matrix), sources["columnwise"])
+    plain = native.amax(matrix) if len(amaxes) < len(ways) else 0.0
     for way in ways:
-        transform = transforms[way]
-        amax = buffers[f"amax_{way}"].fill_(plain if transform is None else native.transformed_amax(matrix, transform))
+        amax = buffers[f"amax_{way}"].fill_(amaxes.get(way, plain))
         if quantizer.with_amax_reduction:
             torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=process_group(quantizer.amax_reduction_group))
     for way in ways:
         seed = draw_seeds(1) if quantizer.stochastic_rounding else None
         stored = buffers[f"{way}_data"], buffers[f"{way}_scale_inv"], way == "columnwise", NVFP4.is_tiled(quantizer)
-        native.quantize_nvfp4(matrix, buffers[f"amax_{way}"], *stored, transforms[way], seed)
+        native.quantize_nvfp4(sources[way], buffers[f"amax_{way}"], *stored, seed)
 
 
 def _of_kernels(matrix: Tensor) -> Tensor:

@@ -91,21 +91,23 @@ def _both(kernel: str, arguments: dict[str, Any], copies: dict[str, tuple[str, R
     return {}, [(way, written[copies[way][0]], written[copies[way][2]]) for way in asked]
 
 
-def _amax(x: Tensor, transform: Tensor | None) -> Tensor:
-    """That of a matrix, or of its columns transformed."""
-    if transform is None:
-        return tensor_amax(x)
-    return native.call("transformed_amax", {"src": x, "transform": transform, "out": Result((1,), lazy.float32)})["out"]
+def _transformed(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns of x transformed, and their amax."""
+    results = {"dst": Result(x.shape, lazy.bfloat16), "out": Result((1,), lazy.float32)}
+    written = native.call("transform_columns", {"src": x, "transform": lazy.cast(matrix, lazy.float32), **results})
+    return written["dst"], written["out"]
 
 
 def _encode_nvfp4(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> _Encoded:
-    transforms = {"rowwise": None, "columnwise": lazy.cast(hadamard(quantizer), lazy.float32) if quantizer.with_rht else None}
     ways = [way for way, wanted in (("rowwise", rowwise), ("columnwise", columnwise)) if wanted]
-    amaxes, copies = {way: reduced(_amax(x, transforms[way]), quantizer) for way in ways}, []
+    sources, amaxes, copies = {}, {}, []
+    for way in ways:
+        source, amax = _transformed(x, hadamard(quantizer)) if way == "columnwise" and quantizer.with_rht else (x, tensor_amax(x))
+        sources[way], amaxes[way] = source, reduced(amax, quantizer)
     for way, amax in amaxes.items():
         columns = way == "columnwise"
         lines, length = x.shape[::-1] if columns else x.shape
-        arguments: dict[str, Any] = {"src": x, "amax": amax, "columns": columns, "tiled": NVFP4.is_tiled(quantizer), "transform": transforms[way]}
+        arguments: dict[str, Any] = {"src": sources[way], "amax": amax, "columns": columns, "tiled": NVFP4.is_tiled(quantizer)}
         if quantizer.stochastic_rounding:
             arguments["seed"] = next_seed(x, "stochastic rounding")
         results = {"dst": Result((lines, length // 2), lazy.uint8), "scale_bytes": Result((lines, length // NVFP4.length), lazy.uint8)}
