@@ -430,6 +430,24 @@ def test_caches_of_other_shapes_may_take_turns() -> None:
                     torch.testing.assert_close(part, w[d : d + n], rtol=1e-5, atol=1e-5)
 
 
+class OnCopies:
+    """Runs programs on copies of what it is given, as one does that has memory of its own."""
+
+    name, whole, in_place = "copies", True, False
+
+    def __call__(self, key: Any, program: Any, inputs: list[torch.Tensor]) -> Any:
+        return program([x.clone() for x in inputs])
+
+
+def test_what_an_executor_makes_of_a_cache_in_memory_of_its_own_is_the_cache() -> None:
+    model, cache, sequence = model_of(), KVCache(1, 8, dtype=torch.float32), tokens(6)
+    with torch.no_grad():
+        wanted = model(sequence)
+        model._runner().executor = OnCopies()
+        steps = [go_on(model, cache, part, [len(part)]) for part in sequence.split([3, 1, 2])]
+    torch.testing.assert_close(torch.cat(steps), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_pass_listed_for_sequences_of_few_pages_is_not_taken_for_more() -> None:
     """Of two caches of four pages, in one a sequence may have two of them, in the other all."""
     model, rows = model_of(), torch.tensor([1, 1], dtype=torch.int32)

@@ -157,6 +157,17 @@ def test_the_format_of_one_scale_is_asked_for_by_its_type_or_by_a_recipe() -> No
     assert isinstance(held(made), MXFP8Tensor) and held(made).get_usages() == {"rowwise": True, "columnwise": False}
 
 
+def test_a_module_that_was_called_holds_what_it_is_given_then() -> None:
+    linear, other, x = layer(), layer(seed=1), torch.randn(4, INNER)
+    quantize_parameters(other)
+    with torch.no_grad():
+        before = linear(x), linear(x), linear(x)
+        hold_parameters(linear, {"weight": other.weight})
+        assert not linear._runners, "they hold copies of the weights that are gone"
+        linear.bias.copy_(other.bias)
+        assert all(torch.equal(linear(x), other(x)) for _ in range(3)) and not torch.equal(before[0], linear(x))
+
+
 def test_what_cannot_be_is_said_before_anything_is_changed() -> None:
     model = Sequential(Linear(64, 64), Linear(64, 24), Linear(24, 24))
     before = dict(model.named_parameters())
