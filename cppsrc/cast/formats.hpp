@@ -66,15 +66,15 @@ inline I32 encode_magnitude(I32 magnitude, F32 scale) {
     return add(bits(add(floats(clamped), magic)), shift_right<R::kShift>(base));
 }
 
-inline I32 magnitude_of(I32 raw) { return both(raw, splat(std::int32_t{0x7fffffff})); }
+/// |x| as bits: integers in the order of the floats, with NaN above infinity.
+inline I32 magnitude_of(F32 x) { return both(bits(x), splat(std::int32_t{0x7fffffff})); }
 
 /// Codes of x * scale in the low bytes, for 0 < scale < inf and x not NaN (the caller looks at `amax`, the running max of |x| as bits).
 template <class F>
 inline I32 encode(F32 x, F32 scale, I32& amax) {
-    const I32 raw = bits(x);
-    const I32 magnitude = magnitude_of(raw);
+    const I32 magnitude = magnitude_of(x);
     amax = max(amax, magnitude);
-    return join_sign(encode_magnitude<F>(magnitude, scale), shift_right<24>(raw));
+    return join_sign(encode_magnitude<F>(magnitude, scale), shift_right<24>(bits(x)));
 }
 
 /// Values of codes. With v the float that has the code's fields, rebiased, a normal code means v and a subnormal one 2v - 2^(1-bias);

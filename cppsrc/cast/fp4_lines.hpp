@@ -61,8 +61,7 @@ inline F32 drawn(std::uint64_t key, std::uint64_t counter, std::uint64_t step) {
 
 /// Codes of x * factor, rounded to one of their two neighbours: up in size where `random` is below the place between them.
 inline I32 encode_stochastically(F32 x, F32 factor, F32 random) {
-    const I32 raw = bits(x);
-    const I32 size = bits(mul(floats(both(raw, splat(std::int32_t{0x7fffffff}))), factor));
+    const I32 size = bits(mul(floats(magnitude_of(x)), factor));
     // From 1 on, the exponent and a bit of the mantissa count the numbers of the format; below lie 0 and a half.
     const I32 counted = min(add(shift_right<22>(size), splat(std::int32_t{-252})), splat(std::int32_t{E2M1::kLastFinite}));
     const I32 code = max(counted, where_above(size, kBitsOfHalf - 1, 1));
@@ -71,12 +70,12 @@ inline I32 encode_stochastically(F32 x, F32 factor, F32 random) {
     const F32 steps = select_less(lower, splat(2.0f), splat(2.0f), select_less(lower, splat(4.0f), splat(1.0f), splat(0.5f)));
     const F32 place = mul(sub(floats(size), lower), steps);
     const I32 up = round_to_int(select_less(random, place, splat(1.0f), splat(0.0f)));
-    return nibbles(min(add(code, up), splat(std::int32_t{E2M1::kLastFinite})), raw);
+    return nibbles(min(add(code, up), splat(std::int32_t{E2M1::kLastFinite})), bits(x));
 }
 
 /// Codes, in four bits, of elements whose counters are `step` apart.
 inline I32 encode_fp4(const Fp4Part& part, F32 x, F32 factor, std::uint64_t counter, std::uint64_t step) {
-    if (part.key == 0) return nibbles(encode_magnitude<E2M1>(magnitude_of(bits(x)), factor), bits(x));
+    if (part.key == 0) return nibbles(encode_magnitude<E2M1>(magnitude_of(x), factor), bits(x));
     return encode_stochastically(x, factor, drawn(part.key, counter, step));
 }
 
@@ -121,13 +120,12 @@ inline void encode_row(const Fp4Part& part, int row, int col, int blocks, const 
 /// The amax of each block of a row in a span, as bits.
 template <class S>
 inline void block_maxima(const S* source, int blocks, std::int32_t* amaxes) {
-    const I32 mask = splat(std::int32_t{0x7fffffff});
     for (int first = 0; first < blocks; first += kLanes) {
         I32 largest[kLanes];
         for (int i = 0; i < kLanes; ++i) {
             largest[i] = splat(0);
             const S* const block = source + (first + i) * kFp4Block;
-            for (int v = 0; v < kBlockSteps && first + i < blocks; ++v) largest[i] = max(largest[i], both(bits(load(block + v * kLanes)), mask));
+            for (int v = 0; v < kBlockSteps && first + i < blocks; ++v) largest[i] = max(largest[i], magnitude_of(load(block + v * kLanes)));
         }
         store_words(amaxes + first, largest_of_each(largest));
     }
@@ -168,7 +166,7 @@ inline F32 rounded_to_bf16(F32 x) {
 
 inline I32 largest_of(const F32 (&x)[kFp4Block]) {
     I32 largest = splat(0);
-    for (const F32& each : x) largest = max(largest, magnitude_of(bits(each)));
+    for (const F32& each : x) largest = max(largest, magnitude_of(each));
     return largest;
 }
 
@@ -245,7 +243,7 @@ std::int32_t transform_columns(const Fp4Part& part, const float* transform, void
                 for (int j = 0; j < kFp4Block; ++j) sum = fma(given[j], splat(transform[j * kFp4Block + i]), sum);
                 bf16* const written = static_cast<bf16*>(out) + first + i * part.stride;
                 store(written, sum);
-                largest = max(largest, magnitude_of(bits(load(written))));
+                largest = max(largest, magnitude_of(load(written)));
             }
         }
     return max_lane(largest);

@@ -43,7 +43,6 @@ struct MxStep {
 /// Reads `width` <= kStep columns of a band from column c on; returns the largest magnitude.
 template <class S>
 inline std::int32_t read_step(const MxBand& band, int c, int width, MxStep& step) {
-    const I32 mask = splat(std::int32_t{0x7fffffff});
     I32 columns[kStepVectors];
     for (int v = 0; v < kStepVectors; ++v) columns[v] = splat(0);
     for (int first = 0; first < kMxBlock; first += kLanes) {
@@ -58,7 +57,7 @@ inline std::int32_t read_step(const MxBand& band, int c, int width, MxStep& step
                 rows[b][i] = splat(0);
                 for (int v = b * kBlockVectors; v < (b + 1) * kBlockVectors; ++v) {
                     const F32 x = v * kLanes < width ? load(source + v * kLanes) : splat(0.0f);
-                    const I32 magnitude = both(bits(x), mask);
+                    const I32 magnitude = magnitude_of(x);
                     store(step.values[r] + v * kLanes, x);
                     rows[b][i] = max(rows[b][i], magnitude);
                     columns[v] = max(columns[v], magnitude);
@@ -178,7 +177,7 @@ struct Magnitudes {
     I32 most = splat(0);
 
     void add(F32 x) {
-        const I32 magnitude = both(bits(x), splat(std::int32_t{0x7fffffff}));
+        const I32 magnitude = magnitude_of(x);
         const I32 where_zero = exclusive_or(where_above(magnitude, 0, 0x7fffffff), splat(std::int32_t{0x7fffffff}));
         least = min(least, either(magnitude, where_zero));
         most = max(most, magnitude);

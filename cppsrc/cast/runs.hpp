@@ -66,11 +66,10 @@ std::int32_t quantize(const void* untyped, std::uint8_t* codes, std::size_t coun
 template <class S>
 std::int32_t amax_of(const void* untyped, std::size_t count) {
     const S* source = static_cast<const S*>(untyped);
-    const I32 mask = splat(std::int32_t{0x7fffffff});
     I32 lanes[4] = {splat(0), splat(0), splat(0), splat(0)};
     const std::size_t whole = count - count % kStep;
     for (std::size_t i = 0; i < whole; i += kStep)
-        for (int v = 0; v < 4; ++v) lanes[v] = max(lanes[v], both(bits(load(source + i + static_cast<std::size_t>(v * kLanes))), mask));
+        for (int v = 0; v < 4; ++v) lanes[v] = max(lanes[v], magnitude_of(load(source + i + static_cast<std::size_t>(v * kLanes))));
     std::int32_t amax = max_lane(max(max(lanes[0], lanes[1]), max(lanes[2], lanes[3])));
     for (std::size_t i = whole; i < count; ++i) {
         const std::int32_t magnitude = magnitude_of(source[i]);

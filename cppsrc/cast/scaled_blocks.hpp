@@ -33,13 +33,12 @@ struct Lines {
 /// Finds the amaxes of `rows` rows of kScaledBlock elements, and of their columns; returns the largest.
 template <class S>
 inline std::int32_t find_amaxes(const S* source, std::ptrdiff_t stride, int rows, Lines& of_rows, Lines& of_columns) {
-    const I32 mask = splat(std::int32_t{0x7fffffff});
     I32 columns[kSquareVectors];
     for (int v = 0; v < kSquareVectors; ++v) columns[v] = splat(0);
     for (int r = 0; r < rows; ++r) {
         I32 row = splat(0);
         for (int v = 0; v < kSquareVectors; ++v) {
-            const I32 magnitude = both(bits(load(source + r * stride + v * kLanes)), mask);
+            const I32 magnitude = magnitude_of(load(source + r * stride + v * kLanes));
             row = max(row, magnitude);
             columns[v] = max(columns[v], magnitude);
         }

@@ -156,7 +156,7 @@ def test_one_call_alone_stays_as_it_is() -> None:
 
 def test_a_stretch_with_large_results_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, _ = pass_of_norm(torch.randn(8, 16), torch.randn(16))
-    sizes = 2 * 8 * 16 * 4 + 64  # three rooms of half a matrix and of a matrix, and rsigma's line
+    sizes = 2 * 8 * 16 * 4 + 64  # three buffers of half a matrix and of a matrix, and rsigma's line
     monkeypatch.setattr(native_programs, "_LARGE", sizes)
     assert len(with_native_programs(steps, (9,))) == 1
     monkeypatch.setattr(native_programs, "_LARGE", sizes - 1)
@@ -195,26 +195,26 @@ def test_what_shares_memory_is_left_to_the_calls_one_by_one() -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.sampled_from([0, 1, 63, 64, 65, 128, 129, 400])), min_size=1, max_size=12))
-def test_rooms_that_are_looked_at_together_lie_apart(wanted: list[tuple[int, int, int]]) -> None:
+def test_buffers_that_are_looked_at_together_are_disjoint(wanted: list[tuple[int, int, int]]) -> None:
     spans = sorted((min(a, b), max(a, b), size) for a, b, size in wanted)
     uses = {Buffer(torch.uint8, (size,)): [first, last] for first, last, size in spans}
     offsets, size = _arrange(uses, ())
     assert set(offsets) == set(uses)
-    for room, (first, last) in uses.items():
-        assert offsets[room] % 64 == 0 and offsets[room] + room.shape[0] <= size
+    for buffer, (first, last) in uses.items():
+        assert offsets[buffer] % 64 == 0 and offsets[buffer] + buffer.shape[0] <= size
         for other, (begin, end) in uses.items():
-            together = other is not room and first <= end and begin <= last
-            apart = offsets[room] + room.shape[0] <= offsets[other] or offsets[other] + other.shape[0] <= offsets[room]
-            assert not together or apart
+            together = other is not buffer and first <= end and begin <= last
+            disjoint = offsets[buffer] + buffer.shape[0] <= offsets[other] or offsets[other] + other.shape[0] <= offsets[buffer]
+            assert not together or disjoint
     assert size <= sum(map(_bytes_of, uses))
 
 
 def test_memory_is_shared_by_what_is_looked_at_in_turn() -> None:
-    rooms = [Buffer(torch.float32, (16,)) for _ in range(5)]
-    _, size = _arrange({room: [number, number + 1] for number, room in enumerate(rooms)}, ())
+    buffers = [Buffer(torch.float32, (16,)) for _ in range(5)]
+    _, size = _arrange({buffer: [number, number + 1] for number, buffer in enumerate(buffers)}, ())
     assert size == 2 * 64
-    kept, size = _arrange({room: [number, number + 1] for number, room in enumerate(rooms)}, rooms[1:])
-    assert list(kept) == rooms[:1] and size == 64
+    kept, size = _arrange({buffer: [number, number + 1] for number, buffer in enumerate(buffers)}, buffers[1:])
+    assert list(kept) == buffers[:1] and size == 64
 
 
 def test_calls_as_data_keep_no_tensor() -> None:
