@@ -13,6 +13,7 @@ constexpr int kSquareVectors = kScaledBlock / kLanes;
 constexpr int kSquareSize = kScaledBlock * kScaledBlock;
 static_assert(kScaledBlock % kTile == 0 && kTile % kStep == 0, "a square has whole tiles, and these have whole steps");
 static_assert(kStripCols == kTile, "a strip is a tile wide");
+static_assert(kScaledBlock == 2 * kTile, "a square is two tiles high");
 
 constexpr std::int32_t kMostBits = 0x7f7fffff;  // the largest finite float
 
@@ -147,11 +148,16 @@ inline void quantize_square(const ScaledBand& band, int c, int cols, const S* so
     if (amax > kInfinityBits) encode_nans<S, F>(source, stride, band.rows, out);
     if (out.columns == nullptr) return;
     for (int j = 0; j < cols; j += kTile) {
+        std::uint8_t* const transposed = band.column_codes + (c + j) * band.column_stride;
+        if (band.rows == kScaledBlock && cols - j >= kTile) {
+            transpose_pair(out.columns + place(0, j), kTile, transposed, band.column_stride);
+            continue;
+        }
         for (int r = 0; r < band.rows; r += kTile) {
             StripArguments tile{};
             tile.rows = band.rows - r < kTile ? band.rows - r : kTile;
             tile.cols = cols - j < kTile ? cols - j : kTile;
-            tile.transposed = band.column_codes + (c + j) * band.column_stride + r;
+            tile.transposed = transposed + r;
             tile.transposed_stride = band.column_stride;
             write_transposed(tile, out.columns + place(r, j));
         }

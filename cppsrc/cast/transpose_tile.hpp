@@ -29,24 +29,42 @@ inline void interleave16(__m512i (&r)[16]) {
     }
 }
 
-inline void transpose_tile(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride) {
-    alignas(64) __m512i groups[4][16];
+/// groups[g][j]: lane L holds column 16 L + j of rows 16 g to 16 g + 15 of a tile.
+inline void interleave_tile(const std::uint8_t* source, std::ptrdiff_t source_stride, __m512i (&groups)[4][16]) {
     for (int g = 0; g < 4; ++g) {
         __m512i r[16];
         for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(source + (16 * g + i) * source_stride);
         interleave16(r);
         for (int i = 0; i < 16; ++i) groups[g][i] = r[i];
     }
+}
+
+/// columns[L] = column 16 L + j of a tile.
+inline void gather_columns(const __m512i (&groups)[4][16], int j, __m512i (&columns)[4]) {
+    const __m512i low01 = _mm512_shuffle_i64x2(groups[0][j], groups[1][j], 0x44);
+    const __m512i low23 = _mm512_shuffle_i64x2(groups[2][j], groups[3][j], 0x44);
+    const __m512i high01 = _mm512_shuffle_i64x2(groups[0][j], groups[1][j], 0xee);
+    const __m512i high23 = _mm512_shuffle_i64x2(groups[2][j], groups[3][j], 0xee);
+    columns[0] = _mm512_shuffle_i64x2(low01, low23, 0x88);
+    columns[1] = _mm512_shuffle_i64x2(low01, low23, 0xdd);
+    columns[2] = _mm512_shuffle_i64x2(high01, high23, 0x88);
+    columns[3] = _mm512_shuffle_i64x2(high01, high23, 0xdd);
+}
+
+template <int kTiles>
+inline void transpose_tiles(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride) {
+    alignas(64) __m512i groups[kTiles][4][16];
+    for (int t = 0; t < kTiles; ++t) interleave_tile(source + t * kTile * source_stride, source_stride, groups[t]);
     for (int j = 0; j < 16; ++j) {
-        const __m512i low01 = _mm512_shuffle_i64x2(groups[0][j], groups[1][j], 0x44);
-        const __m512i low23 = _mm512_shuffle_i64x2(groups[2][j], groups[3][j], 0x44);
-        const __m512i high01 = _mm512_shuffle_i64x2(groups[0][j], groups[1][j], 0xee);
-        const __m512i high23 = _mm512_shuffle_i64x2(groups[2][j], groups[3][j], 0xee);
-        _mm512_storeu_si512(out + j * out_stride, _mm512_shuffle_i64x2(low01, low23, 0x88));
-        _mm512_storeu_si512(out + (16 + j) * out_stride, _mm512_shuffle_i64x2(low01, low23, 0xdd));
-        _mm512_storeu_si512(out + (32 + j) * out_stride, _mm512_shuffle_i64x2(high01, high23, 0x88));
-        _mm512_storeu_si512(out + (48 + j) * out_stride, _mm512_shuffle_i64x2(high01, high23, 0xdd));
+        __m512i columns[kTiles][4];
+        for (int t = 0; t < kTiles; ++t) gather_columns(groups[t], j, columns[t]);
+        for (int lane = 0; lane < 4; ++lane)
+            for (int t = 0; t < kTiles; ++t) _mm512_storeu_si512(out + (16 * lane + j) * out_stride + t * kTile, columns[t][lane]);
     }
+}
+
+inline void transpose_tile(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride) {
+    transpose_tiles<1>(source, source_stride, out, out_stride);
 }
 
 #elif defined(FUSIBLE_SIMD_AVX2)
@@ -123,6 +141,16 @@ inline void transpose_tile(const std::uint8_t* source, std::ptrdiff_t source_str
 }
 
 #endif
+
+/// Two tiles, one below the other, written a row of the output at a time: where rows lie powers of two apart, their lines share few sets of a cache.
+inline void transpose_pair(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride) {
+#if defined(FUSIBLE_SIMD_AVX512)
+    transpose_tiles<2>(source, source_stride, out, out_stride);
+#else
+    transpose_tile(source, source_stride, out, out_stride);
+    transpose_tile(source + kTile * source_stride, source_stride, out + kTile, out_stride);
+#endif
+}
 
 }  // namespace
 }  // namespace fusible::cast::FUSIBLE_LEVEL

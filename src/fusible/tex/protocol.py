@@ -157,6 +157,8 @@ def to_dtype(dtype: Any) -> DType | int:
 
 def fp8_format(dtype: Any) -> DType:
     """``dtype`` as the FP8 format that it must be."""
+    if type(dtype) is DType and dtype in FP8_MAX:
+        return dtype
     value = to_dtype(dtype)
     if value not in FP8_MAX:
         raise DTypeError(expected("kFloat8E4M3 or kFloat8E5M2", of="an FP8 format", got=repr(dtype), do="pass one of the two"))

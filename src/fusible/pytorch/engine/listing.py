@@ -17,7 +17,7 @@ import torch
 from fusible import nvte, tex
 from fusible.pytorch.engine.replay import Replay, layout_of
 from fusible.pytorch.engine.steps import Step
-from fusible.quantized import Float8Quantizer, Float8TensorStorage, Quantizer
+from fusible.quantized import FieldStorage, Float8Quantizer, Quantizer
 from fusible.tex.interface.specialize import specialize
 
 __all__ = ["Listing", "deduplicate"]
@@ -136,8 +136,8 @@ class Listing:
         """Register the tensors inside a result, by what is written after it to get them: they get a place of their own when they are asked for."""
         if isinstance(result, (list, tuple)):
             inner = [(f"[{i}]", part) for i, part in enumerate(result)]
-        elif isinstance(result, Float8TensorStorage):
-            inner = [(f".{name}", getattr(result, name)) for name in ("_data", "_transpose", "_scale_inv")]
+        elif isinstance(result, FieldStorage):
+            inner = [(f".{name}", getattr(result, name)) for name in (*result._TENSORS.values(), *result._PARTS.values())]
         elif isinstance(result, nvte.STORAGES):
             inner = [(f".get_metadata()[{name!r}]", part) for name, part in result.get_metadata().items() if name != "quantizer"]
         else:
