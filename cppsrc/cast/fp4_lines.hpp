@@ -153,11 +153,6 @@ void quantize_fp4_rows(const Fp4Part& given) {
     }
 }
 
-template <class S>
-constexpr bool kIsBf16 = false;
-template <>
-constexpr bool kIsBf16<bf16> = true;
-
 inline F32 rounded_to_bf16(F32 x) {
     alignas(64) bf16 rounded[kLanes];
     store(rounded, x);

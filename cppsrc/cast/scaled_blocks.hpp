@@ -1,6 +1,7 @@
 // Blocks of 128 elements with an fp32 scale each, along rows, along columns and as squares, from one read of a square; and back.
 #pragma once
 
+#include "cast/halves.hpp"
 #include "cast/mx_bands.hpp"
 #include "cast/strips.hpp"
 
@@ -29,7 +30,10 @@ constexpr std::int32_t kMostBitsOf<bf16> = 0x7f7f0000;
 struct Lines {
     alignas(64) std::int32_t amax[kScaledBlock] = {};
     alignas(64) float scale[kScaledBlock];
+    HalfScales<kScaledBlock> halves;  // set where the scales are powers of two and the elements bf16
 };
+
+constexpr int kSquareHalves = kSquareVectors / 2;
 
 /// Finds the amaxes of `rows` rows of kScaledBlock elements, and of their columns; returns the largest.
 template <class S>
@@ -53,6 +57,21 @@ inline std::int32_t find_amaxes(const S* source, std::ptrdiff_t stride, int rows
     return max_lane(largest);
 }
 
+inline std::int32_t find_amaxes(const bf16* source, std::ptrdiff_t stride, int rows, Lines& of_rows, Lines& of_columns) {
+    U16 columns[kSquareHalves];
+    for (int v = 0; v < kSquareHalves; ++v) columns[v] = splat(std::uint16_t{0});
+    for (int r = 0; r < rows; ++r) {
+        U16 row = splat(std::uint16_t{0});
+        for (int v = 0; v < kSquareHalves; ++v) {
+            const U16 magnitude = both(load_halves(source + r * stride + v * 2 * kLanes), splat(std::uint16_t{0x7fff}));
+            row = max(row, magnitude);
+            columns[v] = max(columns[v], magnitude);
+        }
+        of_rows.amax[r] = max_lane(larger_of_pairs(row));
+    }
+    return store_magnitudes(columns, of_columns.amax);
+}
+
 /// fp8_max / max(amax, epsilon), or the largest number of S where that overflows; 1 for an amax that is 0, infinite or NaN. So `encode` takes it.
 template <class S, class F>
 inline F32 scale_of_amax(I32 amax, float epsilon, bool power_of_two) {
@@ -74,6 +93,7 @@ inline void find_scales(const ScaledBand& band, Lines& lines, float* out, int co
     for (int i = 0; i < kScaledBlock; i += kLanes) {
         const F32 scale = scale_of_amax<S, F>(load_words(lines.amax + i), band.epsilon, band.power_of_two);
         store(lines.scale + i, scale);
+        if (kIsBf16<S> && band.power_of_two) set_scales<F>(lines.halves, i, shift_right<23>(bits(scale)));
         store(inverse + i, div(splat(1.0f), scale));
     }
     if (out != nullptr) std::memcpy(out, inverse, sizeof(float) * static_cast<std::size_t>(count));
@@ -89,28 +109,91 @@ struct SquareCodes {
     std::uint8_t* columns;
 };
 
+/// A step of a row that begins at column c.
+template <class S, class F, bool kRows, bool kColumns>
+inline void encode_square_step(const S* source, int r, int c, F32 factor, const Lines& of_columns, bool tiled, const SquareCodes& out) {
+    I32 unused = splat(0);
+    F32 x[4];
+    I32 step[4];
+    for (int v = 0; v < 4; ++v) x[v] = load(source + v * kLanes);
+    if constexpr (kRows) {
+        for (int v = 0; v < 4; ++v) step[v] = encode<F>(x[v], factor, unused);
+        store_bytes(out.rows + r * out.stride + c, step);
+    }
+    if constexpr (kColumns) {
+        if (!kRows || !tiled)  // the codes of a square are the same in both copies
+            for (int v = 0; v < 4; ++v) step[v] = encode<F>(x[v], load(of_columns.scale + c + v * kLanes), unused);
+        store_bytes(out.columns + place(r, c), step);
+    }
+}
+
 template <class S, class F, bool kRows, bool kColumns>
 inline void encode_square(const S* source, std::ptrdiff_t stride, int rows, const Lines& of_rows, const Lines& of_columns, bool tiled,
                           const SquareCodes& out) {
-    I32 unused = splat(0);
     for (int r = 0; r < rows; ++r) {
         const F32 factor = splat(of_rows.scale[r]);
         for (int c = 0; c < kScaledBlock; c += kStep) {
             prefetch_step(source + r * stride + c + kScaledBlock);  // the next square's
-            F32 x[4];
-            I32 step[4];
-            for (int v = 0; v < 4; ++v) x[v] = load(source + r * stride + c + v * kLanes);
-            if constexpr (kRows) {
-                for (int v = 0; v < 4; ++v) step[v] = encode<F>(x[v], factor, unused);
-                store_bytes(out.rows + r * out.stride + c, step);
-            }
-            if constexpr (kColumns) {
-                if (!kRows || !tiled)  // the codes of a square are the same in both copies
-                    for (int v = 0; v < 4; ++v) step[v] = encode<F>(x[v], load(of_columns.scale + c + v * kLanes), unused);
-                store_bytes(out.columns + place(r, c), step);
-            }
+            encode_square_step<S, F, kRows, kColumns>(source + r * stride + c, r, c, factor, of_columns, tiled, out);
         }
     }
+}
+
+/// Apart from the loops that rarely come here, which it would take registers from.
+template <class F, bool kRows, bool kColumns>
+[[gnu::noinline]] void encode_again(const bf16* source, int r, int c, float scale, const Lines& of_columns, bool tiled, const SquareCodes& out) {
+    encode_square_step<bf16, F, kRows, kColumns>(source, r, c, splat(scale), of_columns, tiled, out);
+}
+
+/// Row r of bf16 where the scales are powers of two; returns how many of its steps were encoded again as floats.
+template <class F, bool kRows, bool kColumns>
+inline int encode_row_halves(const bf16* source, int r, const Lines& of_rows, const Lines& of_columns, bool tiled, const SquareCodes& out) {
+    const U16 offset = splat(of_rows.halves.offset[r]);
+    const U16 limit = splat(of_rows.halves.limit[r]);
+    int again = 0;
+    for (int c = 0; c < kScaledBlock; c += kStep) {
+        prefetch_step(source + c + kScaledBlock);
+        U16 missed = splat(std::uint16_t{0});
+        Halves x[kStepHalves];
+        U16 codes[kStepHalves];
+        for (int v = 0; v < kStepHalves; ++v) x[v] = Halves::of<F>(load_halves(source + c + v * 2 * kLanes));
+        if constexpr (kRows) {
+            for (int v = 0; v < kStepHalves; ++v) codes[v] = x[v].template codes<F>(offset, limit, missed);
+            store_bytes(out.rows + r * out.stride + c, codes);
+        }
+        if constexpr (kColumns) {
+            if (!kRows || !tiled) {
+                for (int v = 0; v < kStepHalves; ++v) {
+                    const int i = c + v * 2 * kLanes;
+                    codes[v] = x[v].template codes<F>(load_halves(of_columns.halves.offset + i), load_halves(of_columns.halves.limit + i), missed);
+                }
+            }
+            store_bytes(out.columns + place(r, c), codes);
+        }
+        if (any(missed)) {
+            encode_again<F, kRows, kColumns>(source + c, r, c, of_rows.scale[r], of_columns, tiled, out);
+            ++again;
+        }
+    }
+    return again;
+}
+
+template <class F, bool kRows, bool kColumns>
+inline void encode_square_halves(const bf16* source, std::ptrdiff_t stride, int rows, const Lines& of_rows, const Lines& of_columns, bool tiled,
+                                 const SquareCodes& out, Trials& trials) {
+    if (!trials.is_due()) return encode_square<bf16, F, kRows, kColumns>(source, stride, rows, of_rows, of_columns, tiled, out);
+    int again = 0;
+    for (int r = 0; r < rows; ++r) again += encode_row_halves<F, kRows, kColumns>(source + r * stride, r, of_rows, of_columns, tiled, out);
+    trials.note(again, rows * (kScaledBlock / kStep));
+}
+
+template <class S, class F, bool kRows, bool kColumns>
+inline void encode_lines(const ScaledBand& band, const S* source, std::ptrdiff_t stride, const Lines& of_rows, const Lines& of_columns,
+                         const SquareCodes& out, Trials& trials) {
+    if constexpr (kIsBf16<S>) {
+        if (band.power_of_two) return encode_square_halves<F, kRows, kColumns>(source, stride, band.rows, of_rows, of_columns, band.tiled, out, trials);
+    }
+    encode_square<S, F, kRows, kColumns>(source, stride, band.rows, of_rows, of_columns, band.tiled, out);
 }
 
 /// The codes of NaN, which `encode` does not give.
@@ -128,7 +211,7 @@ inline void encode_nans(const S* source, std::ptrdiff_t stride, int rows, const 
 
 /// A square of `rows` rows and `cols` columns, of which `source` has kScaledBlock columns.
 template <class S, class F>
-inline void quantize_square(const ScaledBand& band, int c, int cols, const S* source, std::ptrdiff_t stride, const SquareCodes& out) {
+inline void quantize_square(const ScaledBand& band, int c, int cols, const S* source, std::ptrdiff_t stride, const SquareCodes& out, Trials& trials) {
     Lines of_rows;
     Lines of_columns;
     const std::int32_t amax = find_amaxes(source, stride, band.rows, of_rows, of_columns);
@@ -137,14 +220,14 @@ inline void quantize_square(const ScaledBand& band, int c, int cols, const S* so
     const int b = c / kScaledBlock;
     float* const scales = band.scales == nullptr ? nullptr : band.scales + b * band.scales_step;
     float* const column_scales = band.column_scales == nullptr ? nullptr : band.column_scales + b * band.column_scales_step;
-    find_scales<S, F>(band, of_rows, scales, band.tiled ? 1 : band.rows);
-    find_scales<S, F>(band, of_columns, column_scales, band.tiled ? 1 : cols);
+    if (out.rows != nullptr) find_scales<S, F>(band, of_rows, scales, band.tiled ? 1 : band.rows);
+    if (out.columns != nullptr) find_scales<S, F>(band, of_columns, column_scales, band.tiled ? 1 : cols);
     if (out.columns == nullptr)
-        encode_square<S, F, true, false>(source, stride, band.rows, of_rows, of_columns, band.tiled, out);
+        encode_lines<S, F, true, false>(band, source, stride, of_rows, of_columns, out, trials);
     else if (out.rows == nullptr)
-        encode_square<S, F, false, true>(source, stride, band.rows, of_rows, of_columns, band.tiled, out);
+        encode_lines<S, F, false, true>(band, source, stride, of_rows, of_columns, out, trials);
     else
-        encode_square<S, F, true, true>(source, stride, band.rows, of_rows, of_columns, band.tiled, out);
+        encode_lines<S, F, true, true>(band, source, stride, of_rows, of_columns, out, trials);
     if (amax > kInfinityBits) encode_nans<S, F>(source, stride, band.rows, out);
     if (out.columns == nullptr) return;
     for (int j = 0; j < cols; j += kTile) {
@@ -166,7 +249,7 @@ inline void quantize_square(const ScaledBand& band, int c, int cols, const S* so
 
 /// The last square of rows whose length is no multiple of kScaledBlock, padded with zeros to one that is: they change no amax.
 template <class S, class F>
-inline void quantize_ragged(const ScaledBand& band, int c, int cols, std::uint8_t* columns) {
+inline void quantize_ragged(const ScaledBand& band, int c, int cols, std::uint8_t* columns, Trials& trials) {
     alignas(64) S padded[kSquareSize];
     alignas(64) std::uint8_t codes[kSquareSize];
     for (int r = 0; r < band.rows; ++r) {
@@ -175,7 +258,7 @@ inline void quantize_ragged(const ScaledBand& band, int c, int cols, std::uint8_
         std::memset(static_cast<void*>(row + cols), 0, sizeof(S) * static_cast<std::size_t>(kScaledBlock - cols));
     }
     const bool asked = band.codes != nullptr;
-    quantize_square<S, F>(band, c, cols, padded, kScaledBlock, {asked ? codes : nullptr, kScaledBlock, columns});
+    quantize_square<S, F>(band, c, cols, padded, kScaledBlock, {asked ? codes : nullptr, kScaledBlock, columns}, trials);
     if (asked) copy_rows(codes, kScaledBlock, band.codes + c, band.stride, band.rows, cols);
 }
 
@@ -183,14 +266,15 @@ template <class S, class F>
 void quantize_blocks(const ScaledBand& band) {
     alignas(64) std::uint8_t square[kSquareSize];
     std::uint8_t* const columns = band.column_codes == nullptr ? nullptr : square;
+    Trials trials;
     // Rows that a tile lacks are transposed along with the rest, and not copied out.
     if (columns != nullptr && band.rows % kTile != 0) std::memset(square, 0, sizeof square);
     int c = 0;
     for (; c + kScaledBlock <= band.cols; c += kScaledBlock) {
         std::uint8_t* const codes = band.codes == nullptr ? nullptr : band.codes + c;
-        quantize_square<S, F>(band, c, kScaledBlock, static_cast<const S*>(band.source) + c, band.stride, {codes, band.stride, columns});
+        quantize_square<S, F>(band, c, kScaledBlock, static_cast<const S*>(band.source) + c, band.stride, {codes, band.stride, columns}, trials);
     }
-    if (c < band.cols) quantize_ragged<S, F>(band, c, band.cols - c, columns);
+    if (c < band.cols) quantize_ragged<S, F>(band, c, band.cols - c, columns, trials);
 }
 
 /// `count` <= kScaledBlock values of a block.

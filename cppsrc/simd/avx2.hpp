@@ -19,6 +19,10 @@ struct I32 {
     __m256i v;
 };
 
+struct U16 {
+    __m256i v;
+};
+
 inline F32 load(const float* source) { return {_mm256_loadu_ps(source)}; }
 
 inline F32 load(const bf16* source) {
@@ -147,6 +151,38 @@ inline I32 largest_of_each(const I32 (&x)[kLanes]) {
         of_halves[i] = _mm256_max_epi32(_mm256_unpacklo_epi64(first, second), _mm256_unpackhi_epi64(first, second));
     }
     return {_mm256_max_epi32(_mm256_permute2x128_si256(of_halves[0], of_halves[1], 0x20), _mm256_permute2x128_si256(of_halves[0], of_halves[1], 0x31))};
+}
+
+inline U16 load_halves(const void* source) { return {_mm256_loadu_si256(static_cast<const __m256i*>(source))}; }
+inline void store_halves(void* out, U16 halves) { _mm256_storeu_si256(static_cast<__m256i*>(out), halves.v); }
+inline void store_lower(std::uint16_t* out, I32 words) {
+    const __m256i lower = _mm256_and_si256(words.v, _mm256_set1_epi32(0xffff));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(lower, lower), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
+}
+
+inline U16 splat(std::uint16_t value) { return {_mm256_set1_epi16(static_cast<short>(value))}; }
+inline U16 add(U16 a, U16 b) { return {_mm256_add_epi16(a.v, b.v)}; }
+inline U16 sub_saturated(U16 a, U16 b) { return {_mm256_subs_epu16(a.v, b.v)}; }
+inline U16 min(U16 a, U16 b) { return {_mm256_min_epi16(a.v, b.v)}; }
+inline U16 max(U16 a, U16 b) { return {_mm256_max_epi16(a.v, b.v)}; }
+inline U16 both(U16 a, U16 b) { return {_mm256_and_si256(a.v, b.v)}; }
+inline U16 either(U16 a, U16 b) { return {_mm256_or_si256(a.v, b.v)}; }
+
+template <int N>
+inline U16 shift_right(U16 a) {
+    return {_mm256_srli_epi16(a.v, N)};
+}
+
+inline bool any(U16 a) { return _mm256_testz_si256(a.v, a.v) == 0; }
+
+inline I32 larger_of_pairs(U16 a) {
+    return {_mm256_max_epi32(_mm256_slli_epi32(a.v, 16), _mm256_and_si256(a.v, _mm256_set1_epi32(static_cast<std::int32_t>(0xffff0000u))))};
+}
+
+inline void store_bytes(std::uint8_t* out, const U16 (&codes)[2]) {
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(codes[0].v, codes[1].v), 0xd8);  // the packs work in 128-bit halves
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), packed);
 }
 
 }  // namespace

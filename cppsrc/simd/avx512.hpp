@@ -18,6 +18,10 @@ struct I32 {
     __m512i v;
 };
 
+struct U16 {
+    __m512i v;
+};
+
 inline F32 load(const float* source) { return {_mm512_loadu_ps(source)}; }
 
 inline F32 load(const bf16* source) {
@@ -150,6 +154,33 @@ inline I32 largest_of_each(const I32 (&x)[kLanes]) {
         return _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
     };
     return {halve(halve(of_quarters[0], of_quarters[1]), halve(of_quarters[2], of_quarters[3]))};
+}
+
+inline U16 load_halves(const void* source) { return {_mm512_loadu_si512(source)}; }
+inline void store_halves(void* out, U16 halves) { _mm512_storeu_si512(out, halves.v); }
+inline void store_lower(std::uint16_t* out, I32 words) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(words.v)); }
+
+inline U16 splat(std::uint16_t value) { return {_mm512_set1_epi16(static_cast<short>(value))}; }
+inline U16 add(U16 a, U16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
+inline U16 sub_saturated(U16 a, U16 b) { return {_mm512_subs_epu16(a.v, b.v)}; }
+inline U16 min(U16 a, U16 b) { return {_mm512_min_epi16(a.v, b.v)}; }
+inline U16 max(U16 a, U16 b) { return {_mm512_max_epi16(a.v, b.v)}; }
+inline U16 both(U16 a, U16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline U16 either(U16 a, U16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+
+template <int N>
+inline U16 shift_right(U16 a) {
+    return {_mm512_srli_epi16(a.v, N)};
+}
+
+inline bool any(U16 a) { return _mm512_test_epi32_mask(a.v, a.v) != 0; }
+
+inline I32 larger_of_pairs(U16 a) {
+    return {_mm512_max_epi32(_mm512_slli_epi32(a.v, 16), _mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000u))))};
+}
+
+inline void store_bytes(std::uint8_t* out, const U16 (&codes)[2]) {
+    for (int i = 0; i < 2; ++i) _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32 * i), _mm512_cvtepi16_epi8(codes[i].v));
 }
 
 }  // namespace

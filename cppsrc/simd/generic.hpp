@@ -16,6 +16,11 @@ struct I32 {
     std::int32_t lane[kLanes];
 };
 
+/// Twice as many lanes: what bf16 is computed with as it lies.
+struct U16 {
+    std::uint16_t lane[2 * kLanes];
+};
+
 template <class Out, class In, class Function>
 inline Out map(const In& a, Function function) {
     Out result;
@@ -182,6 +187,67 @@ inline I32 largest_of_each(const I32 (&x)[kLanes]) {
     I32 result;
     for (int i = 0; i < kLanes; ++i) result.lane[i] = max_lane(x[i]);
     return result;
+}
+
+template <class Function>
+inline U16 map_halves(const U16& a, const U16& b, Function function) {
+    U16 result;
+    for (int i = 0; i < 2 * kLanes; ++i) result.lane[i] = static_cast<std::uint16_t>(function(int{a.lane[i]}, int{b.lane[i]}));
+    return result;
+}
+
+inline U16 load_halves(const void* source) {
+    U16 result;
+    __builtin_memcpy(result.lane, source, sizeof(result.lane));
+    return result;
+}
+
+inline void store_halves(void* out, const U16& halves) { __builtin_memcpy(out, halves.lane, sizeof(halves.lane)); }
+
+/// The lower halves of words.
+inline void store_lower(std::uint16_t* out, const I32& words) {
+    for (int i = 0; i < kLanes; ++i) out[i] = static_cast<std::uint16_t>(words.lane[i]);
+}
+
+inline U16 splat(std::uint16_t value) {
+    return map_halves(U16{}, U16{}, [value](int, int) { return int{value}; });
+}
+
+/// Wraps around.
+inline U16 add(const U16& a, const U16& b) { return map_halves(a, b, [](int x, int y) { return x + y; }); }
+/// 0 where it would be negative.
+inline U16 sub_saturated(const U16& a, const U16& b) { return map_halves(a, b, [](int x, int y) { return x > y ? x - y : 0; }); }
+/// Of lanes below 2^15.
+inline U16 min(const U16& a, const U16& b) { return map_halves(a, b, [](int x, int y) { return x < y ? x : y; }); }
+inline U16 max(const U16& a, const U16& b) { return map_halves(a, b, [](int x, int y) { return x > y ? x : y; }); }
+inline U16 both(const U16& a, const U16& b) { return map_halves(a, b, [](int x, int y) { return x & y; }); }
+inline U16 either(const U16& a, const U16& b) { return map_halves(a, b, [](int x, int y) { return x | y; }); }
+
+template <int N>
+inline U16 shift_right(const U16& a) {
+    return map_halves(a, a, [](int x, int) { return x >> N; });
+}
+
+inline bool any(const U16& a) {
+    int seen = 0;
+    for (const std::uint16_t lane : a.lane) seen |= lane;
+    return seen != 0;
+}
+
+/// Lane i is the larger of lanes 2 i and 2 i + 1, which are below 2^15, times 2^16: of magnitudes in bf16 the larger one's as a float.
+inline I32 larger_of_pairs(const U16& a) {
+    I32 result;
+    for (int i = 0; i < kLanes; ++i) {
+        const std::uint16_t larger = a.lane[2 * i] > a.lane[2 * i + 1] ? a.lane[2 * i] : a.lane[2 * i + 1];
+        result.lane[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(larger) << 16);
+    }
+    return result;
+}
+
+/// Stores two vectors of numbers below 256 as bytes: 4 * kLanes of them.
+inline void store_bytes(std::uint8_t* out, const U16 (&codes)[2]) {
+    for (int v = 0; v < 2; ++v)
+        for (int i = 0; i < 2 * kLanes; ++i) out[2 * v * kLanes + i] = static_cast<std::uint8_t>(codes[v].lane[i]);
 }
 
 }  // namespace

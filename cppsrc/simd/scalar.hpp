@@ -15,6 +15,11 @@ struct f16 {
     std::uint16_t bits;
 };
 
+template <class S>
+constexpr bool kIsBf16 = false;
+template <>
+constexpr bool kIsBf16<bf16> = true;
+
 [[maybe_unused]] inline std::int32_t bits_of(float value) {
     std::int32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
