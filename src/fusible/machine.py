@@ -32,8 +32,8 @@ _MEMINFO = Path("/proc/meminfo")
 _TASKS = Path("/proc/self/task")
 _STATM = Path("/proc/self/statm")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, -1  # of glibc's malloc.h
-_KEPT_BLOCK = 32 * 2**20  # bytes: the most that glibc allows
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
+_NEVER, _ANY_NUMBER = -1, 2**16
 _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -83,19 +83,20 @@ def thread_names() -> list[str] | None:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees, in blocks of up to 32 MiB, for what it allocates next; returns whether it does.
+    """Let this process keep the memory that it frees, for what it allocates next; returns whether it does.
 
     By itself glibc gives a large block, or the end of its heap, back to the system when that is free, and each step of a training run gets its
-    activations anew: page by page, in some tenth of the step's time. What the process holds in memory stays at its peak instead. Of other C libraries
-    nothing is asked. Source: glibc's manual, "Malloc Tunable Parameters".
+    activations anew: page by page, in some tenth of the step's time. Here no block is the system's: all are parts of the heap, whose end stays, too.
+    What the process holds in memory stays at its peak instead. Of other C libraries nothing is asked. Source: glibc's manual, "Malloc Tunable
+    Parameters".
     """
-    return _mallopt(_MMAP_THRESHOLD, _KEPT_BLOCK) and _mallopt(_TRIM_THRESHOLD, _NEVER)
+    return _mallopt(_MMAP_MAX, 0) and _mallopt(_TRIM_THRESHOLD, _NEVER)
 
 
 def return_large_blocks() -> bool:
     """Let this process take blocks of a mebibyte and more from the system and give them back at once; returns whether it does, which is with glibc.
     What it holds in memory is then what it has allocated: the holes that glibc leaves in its heap otherwise differ from run to run."""
-    return _mallopt(_MMAP_THRESHOLD, 2**20)
+    return _mallopt(_MMAP_MAX, _ANY_NUMBER) and _mallopt(_MMAP_THRESHOLD, 2**20)
 
 
 def _mallopt(parameter: int, value: int) -> bool:
