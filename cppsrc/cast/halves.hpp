@@ -1,8 +1,8 @@
 // bf16 times powers of two to FP8, in words of 16 bits as they lie: twice as many lanes as floats have, and one rounding for all scales.
 //
-// A power of two leaves the mantissa alone. So |x| * 2^k is the code round(|x| >> kDropped) - distance << kMantissa, all as bits, wherever the code is
-// a normal number: rounding to nearest even is an addition before the shift, and a carry goes into the exponent as it should. Zeros come to zero.
-// Subnormal codes have no such form: lines whose elements may come to one are told, and their elements cast as floats.
+// A power of two leaves the mantissa alone. With |x| as bits, of whose mantissa m stay and d go, the code of |x| * 2^k is
+// round(|x| / 2^d) - distance * 2^m wherever it is that of a normal number: rounding to nearest even is an addition before a shift, a carry goes
+// into the exponent as it should, and zeros come to zero. Subnormal codes have no such form: where one may be, that is told, and the floats are cast.
 #pragma once
 
 #include "cast/runs.hpp"

@@ -141,7 +141,7 @@ inline I32 exponents_of(const std::int32_t* magnitudes) {
 struct MxFactors {
     alignas(64) float of_rows[kStepBlocks][kMxBlock] = {};
     F32 of_columns[kStepVectors];
-    HalfScales<kMxBlock> halves_of_rows[kStepBlocks];
+    HalfScales<kMxBlock> halves_of_rows[kStepBlocks] = {};
     HalfScales<kStep> halves_of_columns;
 };
 
