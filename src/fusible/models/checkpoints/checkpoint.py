@@ -13,7 +13,7 @@ import torch
 from fusible.errors import CheckpointError, check_path, expected
 from fusible.files import parse_json, read_file
 from fusible.models.checkpoints.header import Entry
-from fusible.models.checkpoints.layouts import Layout, Weight
+from fusible.models.checkpoints.layouts import Weight, WeightLayout
 from fusible.models.checkpoints.schemes import Config, Scheme, scheme_of
 from fusible.models.checkpoints.shards import Shards, open_shards
 
@@ -41,7 +41,7 @@ class Checkpoint(Mapping[str, Any]):
     config: Mapping[str, Any]
     quantization: Scheme | None
     quantization_config: Config
-    layouts: tuple[Layout, ...]
+    layouts: tuple[WeightLayout, ...]
     names: tuple[str, ...]
     activation_scales: tuple[str, ...]
     weights: Mapping[str, Weight]
@@ -169,7 +169,7 @@ def quantization_of(config: Mapping[str, Any], folder: Path | None = None) -> di
     return told
 
 
-def _found(shards: Shards, layouts: tuple[Layout, ...]) -> dict[str, Weight]:
+def _found(shards: Shards, layouts: tuple[WeightLayout, ...]) -> dict[str, Weight]:
     """The quantized weights by name: each by the first layout that fits it."""
     weights: dict[str, Weight] = {}
     for layout in layouts:
@@ -178,7 +178,7 @@ def _found(shards: Shards, layouts: tuple[Layout, ...]) -> dict[str, Weight]:
     return weights
 
 
-def _check_left(plain: Mapping[str, Entry], shards: Shards, layouts: tuple[Layout, ...]) -> None:
+def _check_left(plain: Mapping[str, Entry], shards: Shards, layouts: tuple[WeightLayout, ...]) -> None:
     """Raise for parts of weights that no layout fits: elements and scales of shapes or types that do not go together, or one without the others."""
     marks = {suffix: layout for layout in reversed(layouts) for suffix in layout.suffixes if suffix}
     for stored, entry in plain.items():

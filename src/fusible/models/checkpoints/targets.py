@@ -11,7 +11,7 @@ import torch
 
 from fusible.models.checkpoints.agreement import BLOCK
 from fusible.models.checkpoints.checkpoint import Checkpoint
-from fusible.models.checkpoints.layouts import Layout
+from fusible.models.checkpoints.layouts import WeightLayout
 from fusible.models.checkpoints.mxfp4 import MXFP4WeightQuantizer
 from fusible.models.checkpoints.schemes import Scheme
 from fusible.models.checkpoints.schemes.compressed_tensors import COMPRESSED_TENSORS, MXFP4_ROWS, MXFP8_ROWS, NVFP4_ROWS, TENSORS
@@ -49,7 +49,7 @@ class Target:
     """
 
     scheme: Scheme
-    layout: Layout
+    layout: WeightLayout
     block: tuple[int, int]
     quantize: Callable[[torch.Tensor], Any]
     weights: Callable[[Checkpoint], Sequence[str]]

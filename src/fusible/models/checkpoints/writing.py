@@ -13,7 +13,7 @@ import torch
 from fusible.errors import ArgumentError, CheckpointError, check_number, check_path, expected
 from fusible.files import NewFolder, read_file
 from fusible.models.checkpoints.checkpoint import CONFIG, Checkpoint, quantization_of
-from fusible.models.checkpoints.layouts import Layout
+from fusible.models.checkpoints.layouts import WeightLayout
 from fusible.models.checkpoints.schemes import scheme_of
 from fusible.models.checkpoints.shard_writer import ShardWriter, bytes_of
 from fusible.tex.formats import is_quantized
@@ -73,14 +73,14 @@ def other_files(directory: Path) -> dict[str, Path]:
     return {path.name: path for path in found if path.name != CONFIG and not path.name.endswith(_WEIGHTS)}
 
 
-def _layouts(config: Mapping[str, Any], like: Checkpoint | None) -> tuple[Layout, ...]:
+def _layouts(config: Mapping[str, Any], like: Checkpoint | None) -> tuple[WeightLayout, ...]:
     told = quantization_of(config)
     if told is not None:
         return tuple(scheme_of(told).layouts(told))
     return () if like is None else like.layouts
 
 
-def _stored(name: str, tensor: Any, layouts: tuple[Layout, ...], like: Checkpoint | None) -> tuple[dict[str, torch.Tensor], str | None]:
+def _stored(name: str, tensor: Any, layouts: tuple[WeightLayout, ...], like: Checkpoint | None) -> tuple[dict[str, torch.Tensor], str | None]:
     """The tensors that ``tensor`` is stored as, by name, and what the metadata say of it."""
     if not isinstance(tensor, torch.Tensor) and not is_quantized(tensor):
         raise ArgumentError(expected("a tensor", of=f"{name} of write_checkpoint", got=type(tensor).__qualname__, do="pass tensors by their names"))

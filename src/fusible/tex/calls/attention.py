@@ -15,7 +15,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 import torch
 
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
-from fusible.tex.calls.attention_layout import Layout, layout
+from fusible.tex.calls.attention_layout import QKVLayout, layout
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.formats import is_quantized
 from fusible.tex.interface.declare import CallArguments
@@ -71,7 +71,7 @@ class Served:
             return f"{dtype} is not served; float32, bfloat16 and float16 are"
         return None
 
-    def check(self, call: CallArguments, quantizers: tuple[Any, ...] = ()) -> Layout:
+    def check(self, call: CallArguments, quantizers: tuple[Any, ...] = ()) -> QKVLayout:
         """The layout of a call that is served. Raises ``NotServedError`` with the reason, ``ShapeError`` for shapes that do not fit.
 
         A backend of ``fp8`` checks its operands once they are read as plain tensors.
@@ -99,7 +99,7 @@ class Served:
         return lay
 
 
-def _check_shapes(lay: Layout, call: CallArguments) -> None:
+def _check_shapes(lay: QKVLayout, call: CallArguments) -> None:
     q, k, v = call.Q, call.K, call.V
 
     def refuse(argument: str, wanted: str) -> NoReturn:
@@ -118,7 +118,7 @@ def _check_shapes(lay: Layout, call: CallArguments) -> None:
         refuse("Q", f"heads that are a multiple of the {groups} of {own_name(call, 'K')}")
 
 
-def _check_sequences(lay: Layout, call: CallArguments, tables: Sequence[Any]) -> None:
+def _check_sequences(lay: QKVLayout, call: CallArguments, tables: Sequence[Any]) -> None:
     """Every sequence of dense queries has keys: a batch of its own, or a row of each page table."""
     if "B" not in lay.q:
         return

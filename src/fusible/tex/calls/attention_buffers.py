@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, expected
-from fusible.tex.calls.attention_layout import Layout
+from fusible.tex.calls.attention_layout import QKVLayout
 
 __all__ = ["draw_rng_state", "gradients", "heads_first", "outputs", "seeded"]
 
@@ -35,7 +35,7 @@ def seeded(seed: Tensor, offset: int) -> Tensor:
 
 
 def outputs(
-    lay: Layout,
+    lay: QKVLayout,
     name: str,
     q: Tensor,
     v: Tensor,
@@ -57,7 +57,7 @@ def outputs(
 
 
 def gradients(
-    to: Layout, lay: Layout, q: Tensor, k: Tensor, v: Tensor, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
+    to: QKVLayout, lay: QKVLayout, q: Tensor, k: Tensor, v: Tensor, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Zeroed dQ, dK, dV in layout ``to`` of Q, K, V in ``lay``; views of one buffer where they are packed."""
     shapes = [_reordered(x.shape, *names) for x, names in ((q, (lay.q, to.q)), (k, (lay.kv, to.kv)), (v, (lay.kv, to.kv)))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.tex.enums import NVTE_QKV_Format, NVTE_QKV_Layout
 
-__all__ = ["Layout", "format_name", "gradient_layout", "layout"]
+__all__ = ["QKVLayout", "format_name", "gradient_layout", "layout"]
 
 _FORMATS: dict[int, str] = {
     NVTE_QKV_Format.NVTE_SBHD: "SBHD",
@@ -18,7 +18,7 @@ _FORMATS: dict[int, str] = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class QKVLayout:
     """The dimension order of Q and of K and V. ``packed`` counts the tensors of the last buffer (1, 2 or 3), stacked at dimension ``at`` of it.
 
     In a ``paged`` layout K and V are the pages of a cache: their ``B`` counts pages, and their ``S`` the tokens of one.
@@ -36,28 +36,28 @@ class Layout:
         return "THD" if self.q == "THD" else "BHSD"
 
 
-def _parse(name: str) -> Layout | None:
+def _parse(name: str) -> QKVLayout | None:
     parts = name.removeprefix("NVTE_").split("_")
     if parts[0] == "QKV":
         return None
     if parts[0] == "Paged":
-        return Layout(parts[2], parts[3], paged=True)
+        return QKVLayout(parts[2], parts[3], paged=True)
     at = next((place for place, letter in enumerate(parts[-1]) if letter.isdigit()), None)
     if at is None:
-        return Layout(parts[0], parts[-1])
+        return QKVLayout(parts[0], parts[-1])
     kv = parts[-1][:at] + parts[-1][at + 1 :]
-    return Layout(parts[0] if len(parts) > 1 else kv, kv, int(parts[-1][at]), at)
+    return QKVLayout(parts[0] if len(parts) > 1 else kv, kv, int(parts[-1][at]), at)
 
 
 _LAYOUTS = {int(member): _parse(name) for name, member in NVTE_QKV_Layout.__members__.items()}
 
 
-def layout(value: int) -> Layout | None:
+def layout(value: int) -> QKVLayout | None:
     """The layout of an ``NVTE_QKV_Layout``, or None where it is not set."""
     return _LAYOUTS.get(int(value))
 
 
-def gradient_layout(value: int, of: Layout) -> Layout:
+def gradient_layout(value: int, of: QKVLayout) -> QKVLayout:
     """The layout of the gradients of tensors in layout ``of``: any of as many dimensions. Raises ``NotServedError`` for another.
 
     Packing and the order of dimensions may differ.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fusible.tex.calls.attention import Served, auxiliary, beyond_nvidias, check_outputs, check_stats, side_inputs
-from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
+from fusible.tex.calls.attention_layout import QKVLayout, format_name, gradient_layout
 from fusible.tex.calls.checks import check_probability
 from fusible.tex.calls.kv_cache import attention_of_step, check_cache_call, check_step, copy_of_step
 from fusible.tex.enums import NVTE_QKV_Format
@@ -24,7 +24,7 @@ class AttentionBySteps(Attention):
     _put_cache: ClassVar[Callable[..., None]]
     """``(call, name)``: what ``copy_to_kv_cache`` writes, of tokens in the format ``name``."""
 
-    def _attention_operands(self, call: CallArguments) -> tuple[Layout, Any]:
+    def _attention_operands(self, call: CallArguments) -> tuple[QKVLayout, Any]:
         """The layout of a call of ``fused_attn_*`` that is served, and what later steps need to know of the operands' number formats.
 
         Operands are read as plain tensors here.
@@ -36,13 +36,13 @@ class AttentionBySteps(Attention):
         raise NotImplementedError
 
     def _attended(
-        self, call: CallArguments, lay: Layout, offset: TensorLike | None, dropout: float, rng_state: TensorLike, formats: Any = None
+        self, call: CallArguments, lay: QKVLayout, offset: TensorLike | None, dropout: float, rng_state: TensorLike, formats: Any = None
     ) -> tuple[Any, Any, Any]:
         """O, Stats and Max; ``formats``: of ``_attention_operands``."""
         raise NotImplementedError
 
     def _attention_gradients(
-        self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: Any = None
+        self, call: CallArguments, layouts: tuple[QKVLayout, QKVLayout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: Any = None
     ) -> tuple[Any, Any, Any, Any, Any]:
         """Of Q, K and V, in the second of the layouts, and of ``sides``, Bias and SoftmaxOffset."""
         raise NotImplementedError

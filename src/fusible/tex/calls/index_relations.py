@@ -15,7 +15,7 @@ import torch
 
 from fusible.errors import ArgumentError, FusibleError, ShapeError, expected
 from fusible.tex.calls.attention import PADDING, bounds, check_counts, check_within
-from fusible.tex.calls.attention_layout import Layout, format_name, layout
+from fusible.tex.calls.attention_layout import QKVLayout, format_name, layout
 from fusible.tex.calls.index_checks import check_cumulative, check_indices, check_lengths, check_positions
 from fusible.tex.calls.kv_cache import check_cache_call, check_cache_indices, check_step, copy_of_step
 from fusible.tex.enums import NVTE_QKV_Format
@@ -40,7 +40,7 @@ def wrong_indices(function: str, named: Mapping[str, Any]) -> FusibleError | Non
     return None
 
 
-def key_limit(call: CallArguments, lay: Layout) -> int:
+def key_limit(call: CallArguments, lay: QKVLayout) -> int:
     """The tokens that K has in memory: all of them for THD, else those of a sequence."""
     if lay.paged:
         sizes = ((call.K, call.page_table_k), (call.V, call.page_table_v))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusible.facade import public_names as _public_names
 from fusible.models.checkpoints.layouts.blocks import *
 from fusible.models.checkpoints.layouts.float8 import *
-from fusible.models.checkpoints.layouts.layout import Layout, Parts, Weight
+from fusible.models.checkpoints.layouts.layout import Parts, Weight, WeightLayout
 from fusible.models.checkpoints.layouts.mxfp4 import *
 from fusible.models.checkpoints.layouts.nvfp4 import *
 from fusible.models.checkpoints.layouts.own import *

@@ -12,8 +12,8 @@ import torch
 from fusible.models.checkpoints.layouts.layout import (
     ELEMENTS,
     SCALES,
-    Layout,
     Parts,
+    WeightLayout,
     as_fp32,
     is_byte_scale,
     narrowed,
@@ -43,7 +43,7 @@ def _mxfp8(element: DType) -> Any:
 
 
 @dataclass(frozen=True)
-class TileFloat8(Layout):
+class TileFloat8(WeightLayout):
     """Elements in FP8, ``[..., rows, columns]``, and one scale for each 128x128 of them, ``[..., ceil(rows / 128), ceil(columns / 128)]``.
 
     Scales of E8M0 become fp32, which has their values. Of a weight with more than two dimensions, as that of several experts, rows must come in whole
@@ -86,7 +86,7 @@ def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class MXFloat8(Layout):
+class MXFloat8(WeightLayout):
     """Elements in FP8, ``[..., columns]``, and the exponent of one power of two for each 32 along a row, ``[..., columns / 32]``, as E8M0 or its
     bytes (OCP Microscaling Formats specification 1.0, 2023)."""
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fusible.models.checkpoints.layouts.layout import ELEMENTS, SCALES, Layout, Parts, as_fp32, padded, rows_of, used
+from fusible.models.checkpoints.layouts.layout import ELEMENTS, SCALES, Parts, WeightLayout, as_fp32, padded, rows_of, used
 from fusible.quantized import Float8BlockQuantizer, Float8BlockwiseQTensor, Float8CurrentScalingQuantizer, Float8Tensor
 from fusible.tex import DType
 from fusible.tex.formats import FLOAT8, FLOAT8_BLOCKS, Format
@@ -29,7 +29,7 @@ def _channel_quantizer(element: DType) -> Any:
 
 
 @dataclass(frozen=True)
-class TensorFloat8(Layout):
+class TensorFloat8(WeightLayout):
     """Elements in FP8, and one number by which all are multiplied, ``[]``, ``[1]`` or ``[1, 1]``: a ``Float8Tensor``."""
 
     scale: str
@@ -54,7 +54,7 @@ class TensorFloat8(Layout):
 
 
 @dataclass(frozen=True)
-class ChannelFloat8(Layout):
+class ChannelFloat8(WeightLayout):
     """Elements in FP8, and a number for each row of the weight, ``[rows, 1]`` or ``[rows]``.
 
     It is held as FP8 in blocks of 1x128 whose scales are the same all along a row: the same bytes and values, in a format that products take. That

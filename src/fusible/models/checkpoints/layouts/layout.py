@@ -15,7 +15,7 @@ from fusible.models.checkpoints.header import Entry
 from fusible.tex import DType
 from fusible.tex.formats import BlockFormat, Format, format_of
 
-__all__ = ["ELEMENTS", "Layout", "Parts", "SCALES", "Weight", "as_fp32", "is_byte_scale", "narrowed", "padded", "rows_of", "used", "whole_rows"]
+__all__ = ["ELEMENTS", "Parts", "SCALES", "Weight", "WeightLayout", "as_fp32", "is_byte_scale", "narrowed", "padded", "rows_of", "used", "whole_rows"]
 
 Parts = Mapping[str, Entry]
 """The stored tensors of a weight, by what their names have behind the weight's."""
@@ -36,12 +36,12 @@ class Weight:
 
     name: str
     shape: tuple[int, ...]
-    layout: Layout
+    layout: WeightLayout
     stored: Mapping[str, str]
     note: str = ""
 
 
-class Layout(ABC):
+class WeightLayout(ABC):
     """A way to store a quantized weight. ``suffixes``: what the names of its tensors have behind the weight's name; that of the elements first."""
 
     suffixes: tuple[str, ...]

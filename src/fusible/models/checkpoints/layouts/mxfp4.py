@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fusible.models.checkpoints.layouts.layout import Layout, Parts, rows_of, used
+from fusible.models.checkpoints.layouts.layout import Parts, WeightLayout, rows_of, used
 from fusible.models.checkpoints.mxfp4 import MXFP4_WEIGHTS, MXFP4WeightQuantizer, MXFP4WeightTensor
 from fusible.tex import DType
 from fusible.tex.formats import Format
@@ -23,7 +23,7 @@ def _quantizer() -> Any:
 
 
 @dataclass(frozen=True)
-class PackedMXFloat4(Layout):
+class PackedMXFloat4(WeightLayout):
     """Bytes ``[..., columns / 2]``, or where ``grouped`` ``[..., columns / 32, 16]``, and bytes ``s`` of the scales ``2^(s - 127)``,
     ``[..., columns / 32]``."""
 

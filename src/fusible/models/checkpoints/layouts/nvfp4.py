@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fusible.models.checkpoints.layouts.layout import Layout, Parts, padded, rows_of, used, whole_rows
+from fusible.models.checkpoints.layouts.layout import Parts, WeightLayout, padded, rows_of, used, whole_rows
 from fusible.quantized import NVFP4Quantizer, NVFP4Tensor
 from fusible.tex import DType
 from fusible.tex.formats import NVFP4, Format
@@ -26,7 +26,7 @@ def _quantizer() -> Any:
 
 
 @dataclass(frozen=True)
-class PackedNVFloat4(Layout):
+class PackedNVFloat4(WeightLayout):
     """Two elements to a byte, ``[..., columns / 2]``, the even one low; a scale for each 16, ``[..., columns / 16]``; and one for the tensor, fp32.
 
     That is ``amax / 2688``, or, where ``inverse``, ``2688 / amax``. Fusible's tensors hold the amax. From the scale of the tensor follows the amax

@@ -12,7 +12,7 @@ import torch
 from fusible.errors import CheckpointError, expected
 from fusible.files import parse_json
 from fusible.models.checkpoints.header import Entry
-from fusible.models.checkpoints.layouts.layout import Layout, Parts, Weight
+from fusible.models.checkpoints.layouts.layout import Parts, Weight, WeightLayout
 from fusible.quantized import from_plain, to_plain
 from fusible.tex.formats import is_quantized
 
@@ -20,7 +20,7 @@ __all__ = ["OwnLayout"]
 
 
 @dataclass(frozen=True)
-class OwnLayout(Layout):
+class OwnLayout(WeightLayout):
     """``w:rowwise_data`` and so on for a weight ``w``, and a JSON text under ``w`` in the metadata: what ``quantized.flatten_state_dict`` gives."""
 
     suffixes: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusible.models.checkpoints.layouts import ChannelFloat8, Layout, MXFloat8, PackedMXFloat4, PackedNVFloat4, TensorFloat8, TileFloat8
+from fusible.models.checkpoints.layouts import ChannelFloat8, MXFloat8, PackedMXFloat4, PackedNVFloat4, TensorFloat8, TileFloat8, WeightLayout
 from fusible.models.checkpoints.schemes.scheme import Config, Scheme, unknown
 
 __all__ = ["CHANNELS", "COMPRESSED_TENSORS", "MXFP4_ROWS", "MXFP8_ROWS", "NVFP4_ROWS", "TENSORS"]
@@ -17,7 +17,7 @@ NVFP4_ROWS = PackedNVFloat4("_packed", _SCALE, "_global_scale", inverse=True)
 MXFP4_ROWS = PackedMXFloat4("_packed", _SCALE)
 
 _FP8 = (TENSORS, CHANNELS, TILES)
-_FORMATS: dict[str, tuple[Layout, ...]] = {
+_FORMATS: dict[str, tuple[WeightLayout, ...]] = {
     "dense": (),
     "float-quantized": _FP8,
     "naive-quantized": _FP8,
@@ -37,7 +37,7 @@ _BYTES = {"group_size": 32, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uin
 _NVFP4 = {"group_size": 16, "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
 _ROWS_OF_8_BITS = _numbers(8, "token", dynamic=True)
 
-_GROUPS: Mapping[Layout, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+_GROUPS: Mapping[WeightLayout, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     TENSORS: ("float-quantized", _numbers(8, "tensor"), _ROWS_OF_8_BITS),
     CHANNELS: ("float-quantized", _numbers(8, "channel"), _ROWS_OF_8_BITS),
     TILES: ("float-quantized", _numbers(8, "block", block_structure=[128, 128]), _numbers(8, "group", dynamic=True, group_size=128)),
@@ -49,7 +49,7 @@ _GROUPS: Mapping[Layout, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
 MXFP4 few models bear: both stay in high precision (W4A16)."""
 
 
-def _layouts(config: Config) -> Sequence[Layout]:
+def _layouts(config: Config) -> Sequence[WeightLayout]:
     names: set[Any] = {config.get("format")}
     groups = config.get("config_groups")
     if isinstance(groups, Mapping):
@@ -60,7 +60,7 @@ def _layouts(config: Config) -> Sequence[Layout]:
     return tuple(dict.fromkeys(layout for name in names for layout in _FORMATS[name]))
 
 
-def _written(layout: Layout, modules: Sequence[str]) -> dict[str, Any]:
+def _written(layout: WeightLayout, modules: Sequence[str]) -> dict[str, Any]:
     form, weights, activations = _GROUPS[layout]
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None, "format": form}
     told = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", "config_groups": {"group_0": group}}

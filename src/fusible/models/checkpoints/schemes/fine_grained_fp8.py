@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusible.models.checkpoints.layouts import Layout, MXFloat8, TensorFloat8, TileFloat8
+from fusible.models.checkpoints.layouts import MXFloat8, TensorFloat8, TileFloat8, WeightLayout
 from fusible.models.checkpoints.schemes.scheme import Config, Scheme, unknown
 
 __all__ = ["FINE_GRAINED_FP8", "MXFP8_BLOCKS", "TILES"]
@@ -23,7 +23,7 @@ TILES = TileFloat8(_SCALE)
 MXFP8_BLOCKS = MXFloat8(_SCALE, torch.float8_e8m0fnu)
 
 
-def _layouts(config: Config) -> Sequence[Layout]:
+def _layouts(config: Config) -> Sequence[WeightLayout]:
     blocks, form = config.get("weight_block_size"), config.get("scale_fmt") or "float"
     if blocks not in _BLOCKS:
         raise unknown("weight_block_size", [str(each) for each in _BLOCKS], blocks)
@@ -33,7 +33,7 @@ def _layouts(config: Config) -> Sequence[Layout]:
     return tiles, MXFP8_BLOCKS, TensorFloat8(_SCALE), TensorFloat8(_PLAIN_SCALE)
 
 
-def _written(layout: Layout, modules: Sequence[str]) -> dict[str, Any]:
+def _written(layout: WeightLayout, modules: Sequence[str]) -> dict[str, Any]:
     exponents = {"scale_fmt": "ue8m0"} if getattr(layout, "scale_dtype", torch.float32) is not torch.float32 else {}
     blocks = [128, 128] if isinstance(layout, TileFloat8) else [1, 32] if isinstance(layout, MXFloat8) else None
     told = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": blocks, **exponents}

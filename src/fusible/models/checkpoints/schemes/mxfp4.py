@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusible.models.checkpoints.layouts import Layout, PackedMXFloat4
+from fusible.models.checkpoints.layouts import PackedMXFloat4, WeightLayout
 from fusible.models.checkpoints.schemes.scheme import Scheme
 
 __all__ = ["EXPERTS", "MXFP4"]
@@ -13,7 +13,7 @@ __all__ = ["EXPERTS", "MXFP4"]
 EXPERTS = PackedMXFloat4("_blocks", "_scales", grouped=True)
 
 
-def _written(layout: Layout, modules: Sequence[str]) -> dict[str, Any]:
+def _written(layout: WeightLayout, modules: Sequence[str]) -> dict[str, Any]:
     return {"quant_method": "mxfp4", "modules_to_not_convert": list(modules)}
 
 

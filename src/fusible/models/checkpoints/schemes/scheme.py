@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import CheckpointError, expected
-from fusible.models.checkpoints.layouts import Layout
+from fusible.models.checkpoints.layouts import WeightLayout
 
 __all__ = ["Config", "Scheme", "unknown"]
 
@@ -26,9 +26,9 @@ class Scheme:
 
     name: str
     fits: Callable[[Config], bool]
-    layouts: Callable[[Config], Sequence[Layout]]
+    layouts: Callable[[Config], Sequence[WeightLayout]]
     high_precision: Callable[[Config], Sequence[str]]
-    written: Callable[[Layout, Sequence[str]], dict[str, Any]]
+    written: Callable[[WeightLayout, Sequence[str]], dict[str, Any]]
 
     def __repr__(self) -> str:
         return self.name

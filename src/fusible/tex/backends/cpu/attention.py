@@ -17,7 +17,7 @@ from fusible.tex.backends.cpu.operands import int32
 from fusible.tex.backends.cpu.rope import rotated
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
-from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.calls.attention_layout import QKVLayout, format_name
 from fusible.tex.calls.attention_query import support_query
 from fusible.tex.calls.attention_steps import AttentionBySteps
 from fusible.tex.calls.kv_cache import check_cache_call, check_step, room_of_step
@@ -142,7 +142,7 @@ class AttentionKernels(AttentionBySteps):
     def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
         return support_query(_ANSWERED, to_torch, arguments, named)
 
-    def _attention_operands(self, call: CallArguments) -> tuple[Layout, None]:
+    def _attention_operands(self, call: CallArguments) -> tuple[QKVLayout, None]:
         names = ("s_quantizer", "o_quantizer", "dp_quantizer", "dqkv_quantizer")
         return _SERVED.check(call, tuple(getattr(call, name, None) for name in names)), None
 
@@ -150,7 +150,7 @@ class AttentionKernels(AttentionBySteps):
         return draw_rng_state(call.Q.device, dropout, call.rng_gen)
 
     def _attended(
-        self, call: CallArguments, lay: Layout, offset: Tensor | None, dropout: float, rng_state: Tensor | None, formats: None = None
+        self, call: CallArguments, lay: QKVLayout, offset: Tensor | None, dropout: float, rng_state: Tensor | None, formats: None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         rules = _rules(call, offset, dropout, rng_state)
         name = format_name(call.o_format, lay.q)
@@ -162,7 +162,7 @@ class AttentionKernels(AttentionBySteps):
         return out, stats, largest
 
     def _attention_gradients(
-        self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Tensor, rng_state: Any, formats: None = None
+        self, call: CallArguments, layouts: tuple[QKVLayout, QKVLayout], sides: tuple[Any, Any], stats: Tensor, rng_state: Any, formats: None = None
     ) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
         (lay, to), offset = layouts, sides[1]
         rules = _rules(call, offset, call.p_dropout, rng_state)
@@ -255,13 +255,13 @@ def _readable(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
-def _operands(lay: Layout, qkv: Sequence[Tensor], rows: Sequence[Tensor] = (), names: Sequence[str] = ()) -> list[Tensor]:
+def _operands(lay: QKVLayout, qkv: Sequence[Tensor], rows: Sequence[Tensor] = (), names: Sequence[str] = ()) -> list[Tensor]:
     """Q, K and V, and ``rows`` in the formats of ``names``, as the kernels read them: of one dtype."""
     views = [_readable(_tokens(x, name)) for x, name in zip((*qkv, *rows), (lay.q, lay.kv, lay.kv, *names), strict=True)]
     return views if len({x.dtype for x in views}) == 1 else [x.float() for x in views]
 
 
-def _lengths(lay: Layout, call: CallArguments) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+def _lengths(lay: QKVLayout, call: CallArguments) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Cumulative lengths and starts of the queries, and of the keys: where sequences are not all as long as memory is."""
     flat = "THD" in (lay.q, lay.kv)
     if not flat and int(call.attn_mask_type) not in PADDING:

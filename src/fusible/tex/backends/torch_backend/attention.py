@@ -24,7 +24,7 @@ from fusible.tex.backends.torch_backend.quantizing import emit
 from fusible.tex.backends.torch_backend.token_layouts import TokenLayoutKernels
 from fusible.tex.calls.attention import Served
 from fusible.tex.calls.attention_buffers import draw_rng_state, seeded
-from fusible.tex.calls.attention_layout import Layout, format_name, layout
+from fusible.tex.calls.attention_layout import QKVLayout, format_name, layout
 from fusible.tex.calls.attention_query import support_query
 from fusible.tex.calls.attention_steps import AttentionBySteps
 from fusible.tex.interface.declare import CallArguments, inherited, requires
@@ -69,8 +69,8 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         """Its own on the host, whose kernels serve a step as a whole; of a device, those of a library that has them and no step."""
         return self if call.q.is_cpu else _BEST
 
-    def _attention_operands(self, call: CallArguments) -> tuple[Layout, _Formats]:
-        qkv = layout(call.qkv_layout) or Layout("", "")  # it is not known yet whether it is served
+    def _attention_operands(self, call: CallArguments) -> tuple[QKVLayout, _Formats]:
+        qkv = layout(call.qkv_layout) or QKVLayout("", "")  # it is not known yet whether it is served
         orders = {"Q": qkv.q, "K": qkv.kv, "V": qkv.kv}
         if hasattr(call, "dO"):
             formats = _formats(call, call.dqkv_quantizer, call.dp_quantizer)
@@ -85,7 +85,7 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         return draw_rng_state(call.Q.device, dropout, call.rng_gen)
 
     def _attended(
-        self, call: CallArguments, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: _Formats | None = None
+        self, call: CallArguments, lay: QKVLayout, offset: Any, dropout: float, rng_state: Any, formats: _Formats | None = None
     ) -> tuple[Any, Tensor, Tensor]:
         (dtype, *_), quantizer, observer = formats = formats or _formats(call)
         scores, seen = Scores.of(call, call.Bias, offset, dropout, rng_state), Amax(observer)
@@ -94,7 +94,13 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         return out if quantizer is None else emit(out, quantizer, dtype), stats, largest
 
     def _attention_gradients(
-        self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: _Formats | None = None
+        self,
+        call: CallArguments,
+        layouts: tuple[QKVLayout, QKVLayout],
+        sides: tuple[Any, Any],
+        stats: Any,
+        rng_state: Any,
+        formats: _Formats | None = None,
     ) -> tuple[Any, Any, Any, Any, Any]:
         dtypes, quantizer, observer = formats = formats or _formats(call)
         bias, offset = sides

@@ -18,7 +18,7 @@ from fusible.tex.backends.torch_backend.fp8 import decode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import decode_e8m0
 from fusible.tex.backends.torch_backend.operands import dense
 from fusible.tex.backends.torch_backend.quantizing import emit
-from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.calls.attention_layout import QKVLayout, format_name
 from fusible.tex.calls.scale_order import unswizzle
 from fusible.tex.formats import MXFP8, WAYS, format_named, format_of, is_quantized, nominal, scheme_of
 from fusible.tex.interface.declare import CallArguments, Request
@@ -113,7 +113,7 @@ def quantizes(quantizer: Any) -> bool:
     return True
 
 
-def quantized_gradients(gradients: tuple[Tensor, Tensor, Tensor], lay: Layout, quantizer: QuantizerLike | None, dtype: torch.dtype) -> list[Any]:
+def quantized_gradients(gradients: tuple[Tensor, Tensor, Tensor], lay: QKVLayout, quantizer: QuantizerLike | None, dtype: torch.dtype) -> list[Any]:
     """dQ, dK, dV, quantized by one quantizer. Where ``lay`` packs them, their bytes are views of one buffer, as the values were."""
     found = [emit(x, quantizer, dtype) for x in gradients]
     packed = found[3 - lay.packed :]

@@ -13,7 +13,7 @@ from fusible.tex.backends.torch_backend.kv_cache import gathered
 from fusible.tex.backends.torch_backend.operands import wide
 from fusible.tex.calls.attention import PADDING
 from fusible.tex.calls.attention_buffers import heads_first
-from fusible.tex.calls.attention_layout import Layout
+from fusible.tex.calls.attention_layout import QKVLayout
 from fusible.tex.calls.index_relations import check_attention_indices, key_limit
 from fusible.tex.interface.declare import CallArguments
 
@@ -62,7 +62,7 @@ def take(x: Tensor, name: str, piece: Piece, *, kv: bool) -> Tensor:
     return part if kv else part[:, :, piece.row : piece.row + piece.rows]
 
 
-def keys_and_values(lay: Layout, call: CallArguments, piece: Piece) -> tuple[Tensor, Tensor]:
+def keys_and_values(lay: QKVLayout, call: CallArguments, piece: Piece) -> tuple[Tensor, Tensor]:
     """K and V of a piece's sequences, wide and contiguous: every block of queries reads them."""
     found = []
     for x, table in ((call.K, getattr(call, "page_table_k", None)), (call.V, getattr(call, "page_table_v", None))):
@@ -74,7 +74,7 @@ def keys_and_values(lay: Layout, call: CallArguments, piece: Piece) -> tuple[Ten
     return found[0], found[1]
 
 
-def pieces(lay: Layout, call: CallArguments) -> Iterator[Piece]:
+def pieces(lay: QKVLayout, call: CallArguments) -> Iterator[Piece]:
     """The pieces of a call, each of all queries of its sequences: all of these where they are equally long in memory, else one by one."""
     check_attention_indices(call, "attention")
     cu_q, cu_kv = call.cu_seqlens_q, call.cu_seqlens_kv
@@ -107,7 +107,7 @@ def _uniform(starts: list[int], lengths: list[int]) -> bool:
     return len(set(lengths)) == 1 and all(start == starts[0] + i * lengths[0] for i, start in enumerate(starts))
 
 
-def batches(piece: Piece, call: CallArguments, lay: Layout, share: int) -> Iterator[tuple[Piece, int]]:
+def batches(piece: Piece, call: CallArguments, lay: QKVLayout, share: int) -> Iterator[tuple[Piece, int]]:
     """A piece in batches of sequences, each with how many rows of queries to compute at once.
 
     The scores of one block of rows are at most ``1 / share`` of the piece's own Q, K, V and O, but at least one row of a sequence; and the keys and

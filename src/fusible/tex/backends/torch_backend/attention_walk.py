@@ -12,7 +12,7 @@ from fusible.tex.backends.torch_backend.attention_fp8 import Amax
 from fusible.tex.backends.torch_backend.attention_math import Scores
 from fusible.tex.backends.torch_backend.attention_pieces import Piece, batches, keys_and_values, pieces, row_blocks, take
 from fusible.tex.calls.attention_buffers import gradients, outputs
-from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.calls.attention_layout import QKVLayout, format_name
 from fusible.tex.formulas.attention import Gradients
 from fusible.tex.interface.declare import CallArguments
 from fusible.tex.protocol import accumulator
@@ -20,7 +20,7 @@ from fusible.tex.protocol import accumulator
 __all__ = ["Backward", "attended"]
 
 
-def attended(call: CallArguments, lay: Layout, scores: Scores, seen: Amax, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def attended(call: CallArguments, lay: QKVLayout, scores: Scores, seen: Amax, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """O (of ``dtype``), Stats and Max of a call. ``seen`` sees the probabilities that V is multiplied by."""
     name = format_name(call.o_format, lay.q)
     out, stats, largest = outputs(lay, name, call.Q, call.V, dtype=dtype, statistics=accumulator(call.Q.dtype))
@@ -44,7 +44,14 @@ class Backward:
     """The gradients of a call, in layout ``to``, filled piece by piece."""
 
     def __init__(
-        self, call: Any, layouts: tuple[Layout, Layout], scores: Scores, stats: Tensor, offset: Tensor | None, dtypes: list[torch.dtype], seen: Amax
+        self,
+        call: Any,
+        layouts: tuple[QKVLayout, QKVLayout],
+        scores: Scores,
+        stats: Tensor,
+        offset: Tensor | None,
+        dtypes: list[torch.dtype],
+        seen: Amax,
     ) -> None:
         self.call, self.scores, self.seen = call, scores, seen
         self.lay, self.to = lay, to = layouts

@@ -20,7 +20,7 @@ from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths, thd_segments
 from fusible.tex.backends.xla.token_layouts import TokenLayoutKernels
 from fusible.tex.calls.attention import PADDING, Served, bounds, check_counts
-from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.calls.attention_layout import QKVLayout, format_name
 from fusible.tex.calls.attention_steps import AttentionBySteps
 from fusible.tex.formulas.attention import Gradients, Tokens
 from fusible.tex.interface.declare import CallArguments
@@ -40,12 +40,12 @@ class _Operands:
     restore: Callable[[Tensor, str], Tensor]
 
 
-def _together(lay: Layout, call: CallArguments) -> _Operands:
+def _together(lay: QKVLayout, call: CallArguments) -> _Operands:
     queries, keys = _tokens(lay, call)
     return _Operands(heads_first(call.Q, lay.q), _keys(call.K, lay), _keys(call.V, lay), queries, keys, from_heads_first)
 
 
-def _paged(lay: Layout, call: CallArguments) -> _Operands:
+def _paged(lay: QKVLayout, call: CallArguments) -> _Operands:
     """Each sequence by itself: its queries, and all tokens that its row of the page table reaches."""
     longest = int(call.max_seqlen_kv)
     k, v = (kv_cache.gathered(x, table, lay.kv, longest) for x, table in ((call.K, call.page_table_k), (call.V, call.page_table_v)))
@@ -64,7 +64,7 @@ def _paged(lay: Layout, call: CallArguments) -> _Operands:
     return _Operands(q, k, v, queries, keys, from_heads_first if unpacked is None else unpacked.restore)
 
 
-def _keys(x: Tensor, lay: Layout) -> Tensor:
+def _keys(x: Tensor, lay: QKVLayout) -> Tensor:
     """K or V as ``[n, g, t, d]``; beside THD queries, all tokens of all sequences in one batch."""
     x = heads_first(x, lay.kv)
     if lay.q != "THD" or lay.kv == "THD":
@@ -73,7 +73,7 @@ def _keys(x: Tensor, lay: Layout) -> Tensor:
     return lazy.reshape(lazy.permute(x, (1, 0, 2, 3)), (1, g, b * s, d))
 
 
-def _unkeys(x: Tensor, like: Tensor, lay: Layout, to: Layout) -> Tensor:
+def _unkeys(x: Tensor, like: Tensor, lay: QKVLayout, to: QKVLayout) -> Tensor:
     """The inverse of ``_keys``, for a gradient of ``like`` in layout ``to``."""
     if lay.q == "THD" and lay.kv != "THD":
         b, g, s, d = heads_first(like, lay.kv).shape
@@ -81,7 +81,7 @@ def _unkeys(x: Tensor, like: Tensor, lay: Layout, to: Layout) -> Tensor:
     return from_heads_first(x, to.kv)
 
 
-def _tokens(lay: Layout, call: CallArguments) -> tuple[Tokens, Tokens]:
+def _tokens(lay: QKVLayout, call: CallArguments) -> tuple[Tokens, Tokens]:
     """The queries and the keys of a call."""
     cu_q, cu_kv = call.cu_seqlens_q, call.cu_seqlens_kv
     if cu_q is not None and cu_kv is not None:
@@ -147,7 +147,7 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
     def _seeded(seed: Tensor, offset: int) -> Tensor:
         return lazy.concatenate([seed, lazy.full((1,), offset, lazy.int64)], 0)
 
-    def _attention_operands(self, call: CallArguments) -> tuple[Layout, None]:
+    def _attention_operands(self, call: CallArguments) -> tuple[QKVLayout, None]:
         quantizers = (call.dp_quantizer, call.dqkv_quantizer) if hasattr(call, "dO") else (call.o_quantizer,)
         return self._served.check(call, (call.s_quantizer, *quantizers)), None
 
@@ -162,7 +162,7 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         return state
 
     def _attended(
-        self, call: CallArguments, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: None = None
+        self, call: CallArguments, lay: QKVLayout, offset: Any, dropout: float, rng_state: Any, formats: None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if native_attention.serves(call, lay):
             return native_attention.attended(call, lay, offset, dropout, rng_state)
@@ -178,7 +178,7 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         return out, stats, largest
 
     def _attention_gradients(
-        self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: None = None
+        self, call: CallArguments, layouts: tuple[QKVLayout, QKVLayout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: None = None
     ) -> tuple[Any, Any, Any, Any, Any]:
         (lay, to), (bias, offset), q, k, v = layouts, sides, call.Q, call.K, call.V
         if bias is None and native_attention.serves(call, lay):

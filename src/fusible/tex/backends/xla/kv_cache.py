@@ -22,7 +22,7 @@ from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths
 from fusible.tex.backends.xla.token_layouts import in_rows, in_sequence
 from fusible.tex.calls.attention import bounds, check_counts
-from fusible.tex.calls.attention_layout import Layout
+from fusible.tex.calls.attention_layout import QKVLayout
 from fusible.tex.interface.declare import CallArguments
 
 __all__ = ["Memory", "UnpackedRows", "gathered", "in_place", "memory_of", "put"]
@@ -89,7 +89,7 @@ class UnpackedRows:
     longest: int
 
     @classmethod
-    def of(cls, lay: Layout, call: CallArguments) -> UnpackedRows | None:
+    def of(cls, lay: QKVLayout, call: CallArguments) -> UnpackedRows | None:
         """The queries of a call, or None where they are rows already."""
         if lay.q != "THD":
             return None

@@ -13,14 +13,14 @@ from fusible.tex.backends.xla.kv_cache import memory_of
 from fusible.tex.backends.xla.native import Result
 from fusible.tex.backends.xla.segments import thd_segments
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, bounds, check_counts
-from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.calls.attention_layout import QKVLayout, format_name
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.declare import CallArguments
 
 __all__ = ["attended", "differentiated", "serves"]
 
 
-def serves(call: CallArguments, lay: Layout) -> bool:
+def serves(call: CallArguments, lay: QKVLayout) -> bool:
     """Whether the kernels compute a call: on tensors of one dtype, by rules that they know."""
     beyond = [call.Bias if hasattr(call, "Bias") else None, getattr(call, "soft_cap", None), getattr(call, "alibi_slopes", None)]
     if int(call.bias_type) != NVTE_Bias_Type.NVTE_NO_BIAS or beyond != [None] * 3:
@@ -30,7 +30,7 @@ def serves(call: CallArguments, lay: Layout) -> bool:
     return native.serves(call.Q, call.K, call.V) or (lay.paged and cpp_extensions.available and native.takes(call.Q) and 0 not in call.Q.shape)
 
 
-def attended(call: CallArguments, lay: Layout, offset: Tensor | None, dropout: float, rng_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def attended(call: CallArguments, lay: QKVLayout, offset: Tensor | None, dropout: float, rng_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """O, and the statistics of its rows."""
     rules = ScoreRules.of(call, None, offset, dropout, rng_state)
     (k, of_k), (v, of_v) = (memory_of(x) or (x, None) for x in (call.K, call.V))
@@ -50,7 +50,7 @@ def attended(call: CallArguments, lay: Layout, offset: Tensor | None, dropout: f
 
 
 def differentiated(
-    call: CallArguments, layouts: tuple[Layout, Layout], offset: Tensor | None, stats: Tensor, rng_state: Tensor
+    call: CallArguments, layouts: tuple[QKVLayout, QKVLayout], offset: Tensor | None, stats: Tensor, rng_state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
     """The gradients of Q, K and V, of no bias, and of the offset."""
     lay, to = layouts
@@ -84,7 +84,7 @@ def _rules(rules: ScoreRules[Tensor]) -> dict[str, Any]:
     return {"scale": rules.scale, **mask, "window_left": left, "window_right": right, **drawn}
 
 
-def _lengths(lay: Layout, call: CallArguments) -> dict[str, Tensor]:
+def _lengths(lay: QKVLayout, call: CallArguments) -> dict[str, Tensor]:
     """Cumulative lengths and starts of queries and keys, where sequences are not all as long as memory is."""
     flat = "THD" in (lay.q, lay.kv)
     if not flat and int(call.attn_mask_type) not in PADDING:
