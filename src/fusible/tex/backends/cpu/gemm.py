@@ -147,23 +147,37 @@ def _specialized(self: GemmKernels, call: CallArguments) -> SpecializedCall | No
 
 _PARAMETERS = tuple(DECLARATIONS["generic_gemm"].signature.parameters)
 _OWN_PARAMETERS = tuple(inspect.signature(GemmBySteps.generic_gemm).parameters)[1:]
+_ALONE = (
+    "D is None and quantizer is None and not accumulate and not beta and alpha == 1.0 and comm_overlap is None and extra_output is None "
+    "and self._does_small_products()"
+)
 _BY_SIZE = (
-    f"self._handed_over({', '.join(_PARAMETERS)}) if self._hands_over(A, transA, B, transB, D, output_dtype, bias, gelu) "
+    f"multiply(A, B, bias) if {_ALONE} "
+    "and (multiply := self._plain_gemm(A, transA, B, transB, output_dtype, bias, gelu, grad)) is not None "
+    f"else self._handed_over({', '.join(_PARAMETERS)}) if self._hands_over(A, transA, B, transB, D, output_dtype, bias, gelu) "
     f"else self._own_gemm({', '.join(_OWN_PARAMETERS)})"
 )
-"""``generic_gemm`` here: no kind of an argument shows its size, so that who is faster is known only in the call."""
+"""``generic_gemm`` here: no kind of an argument shows its size, so that who is faster is known only in the call. A small product of operands as they
+lie is made before anything else is asked, as its call is most of its time."""
 
 
 @functools.lru_cache(maxsize=256)
 def _small_product(
-    dtype: torch.dtype, transA: bool, transB: bool, rows: int, columns: int, depth: int, has_bias: bool
-) -> Callable[[Tensor, Tensor, Tensor | None], list[Any]]:
-    """``[D, None, None, None]`` of ``(A, B, bias)``, contiguous matrices of these sizes; and a bias, where there is one."""
+    dtype: torch.dtype, transA: bool, transB: bool, of_a: torch.Size, of_b: torch.Size, of_bias: torch.Size | None
+) -> Callable[[Tensor, Tensor, Tensor | None], list[Any]] | None:
+    """``[D, None, None, None]`` of ``(A, B, bias)``, contiguous tensors of these shapes; None where they are not those of a small product."""
+    if len(of_a) != 2 or len(of_b) != 2:
+        return None
+    (depth, columns), (rows, depth_of_b) = of_a[::-1] if transA else of_a, of_b[::-1] if transB else of_b
+    if depth != depth_of_b or max(columns * depth, rows * depth, rows * columns) > _SMALL[dtype] or not (rows and columns and depth):
+        return None
+    if of_bias not in (None, (columns,)):
+        return None
     shapes = [(columns, depth) if transA else (depth, columns), (depth, rows) if transB else (rows, depth), (rows, columns)]
     values: list[Value] = [(number, 0, dtype, shape, (shape[1], 1)) for number, shape in enumerate(shapes)]
     kinds = {"left_transposed": transB, "left_dtype": dtype, "left_scale": 1.0, "right_transposed": transA, "right_dtype": dtype, "right_scale": 1.0}
     places = {"right": 0, "left": 1, "dst": 2}
-    if has_bias:
+    if of_bias is not None:
         values.append((3, 0, dtype, (columns,), (1,)))
         places["bias"] = 3
     run, shape, empty = native_program(len(values), values, [("gemm", kinds | {"dtype": dtype}, places)]), shapes[2], torch.empty
@@ -210,19 +224,22 @@ class GemmKernels(GemmBySteps):
         self, A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
     ) -> Callable[[Tensor, Tensor, Any], list[Any]] | None:
         """A small product of two matrices as they lie, by a program made for such: half of what checks, choices and a function's call take."""
-        if gelu or (grad and bias is not None) or not as_read(A, B) or A.dim() != 2 or B.dim() != 2:
+        if gelu or (grad and bias is not None) or type(A) not in PLAIN or type(B) not in PLAIN:
             return None
         dtype = A.dtype
-        if dtype not in _SMALL or B.dtype is not dtype:
+        if B.dtype is not dtype or dtype not in _SMALL or max(A.numel(), B.numel()) > _SMALL[dtype]:
             return None
         if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
             return None
-        (depth, columns), (rows, depth_of_b) = A.shape[::-1] if transA else A.shape, B.shape[::-1] if transB else B.shape
-        if depth != depth_of_b or max(columns * depth, rows * depth, rows * columns) > _SMALL[dtype] or not (rows and columns and depth):
+        if not (A.is_cpu and B.is_cpu and A.is_contiguous() and B.is_contiguous()):
             return None
-        if bias is not None and (not as_read(bias) or bias.dtype is not dtype or bias.shape != (columns,)):
+        if bias is not None and (not as_read(bias) or bias.dtype is not dtype):
             return None
-        return _small_product(dtype, transA, transB, rows, columns, depth, bias is not None)
+        return _small_product(dtype, transA, transB, A.shape, B.shape, None if bias is None else bias.shape)
+
+    def _does_small_products(self) -> bool:
+        """Whether small products of unquantized operands are done here, as they are at most levels."""
+        return native.get_level() in _DONE_HERE
 
     def _handed_over(self, *arguments: Any) -> list[Any]:
         """By the next backend; where there is none that may serve, here."""
