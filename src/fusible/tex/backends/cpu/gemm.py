@@ -68,8 +68,9 @@ def _done_here(level: str, dtype: torch.dtype) -> int:
     return _DONE_HERE.get(level, {}).get(dtype, 0)
 
 
-_SMALL = {torch.float32: 2**13, torch.bfloat16: 2**16}
-"""Elements of the largest of a product's three matrices up to which a program is kept for its sizes."""
+_SMALL = {dtype: min(most[dtype] for most in _DONE_HERE.values()) for dtype in _VECTORS}
+"""Elements of the largest of a product's three matrices up to which a program is kept for its sizes: as many as are done here at every level that
+does any, so that who is faster need not be asked again."""
 
 
 def _stored(x: Any, transpose: bool, way: str) -> StoredCodes | None:
