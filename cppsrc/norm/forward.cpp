@@ -35,7 +35,7 @@ void norm_fwd(const TensorView& x, const TensorView& weight, const OptionalView&
     const cast::Output out = cast::read_output(dst, dtype, dst_transposed, scale, rows, cols);
     check(x, weight, bias, mu, rsigma, out, amax, num_threads);
     const std::vector<float> gamma = widened(weight, zero_centered_gamma ? 1.0f : 0.0f);
-    const std::vector<float> beta = bias ? widened(*bias, 0.0f) : std::vector<float>(gamma.size(), 0.0f);
+    const std::vector<float> beta = bias ? widened(*bias, 0.0f) : std::vector<float>(mu ? gamma.size() : 0, 0.0f);  // RMSNorm reads none
     const NormForward job{x.data, gamma.data(), beta.data(), eps.value, mu ? mu->as<float>() : nullptr, rsigma.as<float>(), out};
     const Kernels& table = kernels();
     const auto kernel = out.transposed != nullptr ? table.forward_transposed[norm][source] : table.forward[norm][source];

@@ -14,9 +14,9 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.errors import NotServedError
 from fusible.tex.backends.cpu.blocks import StoredCodes, codes_of_blocks, fails_to_cancel, operand_of_blocks, stored_codes
-from fusible.tex.backends.cpu.kernel_calls import Value, native_program, specialized
+from fusible.tex.backends.cpu.kernel_calls import Value, native_program, pattern, specialized
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
-from fusible.tex.backends.cpu.layouts import PLAIN, as_read
+from fusible.tex.backends.cpu.layouts import PLAIN, as_read, layouts
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.backends.cpu.sums import sums_as_data, sums_of_columns
@@ -162,29 +162,35 @@ _BY_SIZE = (
 lie is made before anything else is asked, as its call is most of its time."""
 
 
-@functools.lru_cache(maxsize=256)
-def _small_product(
-    dtype: torch.dtype, transA: bool, transB: bool, of_a: torch.Size, of_b: torch.Size, of_bias: torch.Size | None
-) -> Callable[[Tensor, Tensor, Tensor | None], list[Any]] | None:
-    """``[D, None, None, None]`` of ``(A, B, bias)``, contiguous tensors of these shapes; None where they are not those of a small product."""
-    if len(of_a) != 2 or len(of_b) != 2:
+_Multiply = Callable[[Tensor, Tensor, Tensor | None], list[Any]]
+_KEPT = 256
+_small_products: dict[tuple[Hashable, ...], _Multiply | None] = {}
+"""By how the operands lie, and the arguments that tell what their product is."""
+
+
+def _small_product(A: Tensor, transA: bool, B: Tensor, transB: bool, output_dtype: Any, bias: Tensor | None) -> _Multiply | None:
+    """``[D, None, None, None]`` of all operands that lie as these do; None where that is no small product of contiguous matrices of one dtype."""
+    dtype = A.dtype
+    if not as_read(A, B) or B.dtype is not dtype or dtype not in _SMALL or A.dim() != 2 or B.dim() != 2:
         return None
-    (depth, columns), (rows, depth_of_b) = of_a[::-1] if transA else of_a, of_b[::-1] if transB else of_b
+    if output_dtype is not None and to_torch(output_dtype) is not dtype:
+        return None
+    (depth, columns), (rows, depth_of_b) = A.shape[::-1] if transA else A.shape, B.shape[::-1] if transB else B.shape
     if depth != depth_of_b or max(columns * depth, rows * depth, rows * columns) > _SMALL[dtype] or not (rows and columns and depth):
         return None
-    if of_bias not in (None, (columns,)):
+    if bias is not None and not (as_read(bias) and bias.dtype is dtype and bias.shape == (columns,)):
         return None
     shapes = [(columns, depth) if transA else (depth, columns), (depth, rows) if transB else (rows, depth), (rows, columns)]
     values: list[Value] = [(number, 0, dtype, shape, (shape[1], 1)) for number, shape in enumerate(shapes)]
     kinds = {"left_transposed": transB, "left_dtype": dtype, "left_scale": 1.0, "right_transposed": transA, "right_dtype": dtype, "right_scale": 1.0}
     places = {"right": 0, "left": 1, "dst": 2}
-    if of_bias is not None:
+    if bias is not None:
         values.append((3, 0, dtype, (columns,), (1,)))
         places["bias"] = 3
-    run, shape, empty = native_program(len(values), values, [("gemm", kinds | {"dtype": dtype}, places)]), shapes[2], torch.empty
+    run, like = native_program(len(values), values, [("gemm", kinds | {"dtype": dtype}, places)]), pattern(shapes[2], dtype)
 
     def multiply(A: Tensor, B: Tensor, bias: Tensor | None) -> list[Any]:
-        result = empty(shape, dtype=dtype)
+        result = torch.empty_like(like)
         if not run([A, B, result] if bias is None else [A, B, result, bias]):  # of numbers that are negated in word only
             run([x.resolve_neg() for x in ((A, B, result) if bias is None else (A, B, result, bias))])
         return [result, None, None, None]
@@ -223,20 +229,18 @@ class GemmKernels(GemmBySteps):
 
     def _plain_gemm(
         self, A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
-    ) -> Callable[[Tensor, Tensor, Any], list[Any]] | None:
+    ) -> _Multiply | None:
         """A small product of two matrices as they lie, by a program made for such: half of what checks, choices and a function's call take."""
-        if gelu or (grad and bias is not None) or type(A) not in PLAIN or type(B) not in PLAIN:
+        if gelu or (grad and bias is not None):
             return None
-        dtype = A.dtype
-        if B.dtype is not dtype or dtype not in _SMALL or max(A.numel(), B.numel()) > _SMALL[dtype]:
-            return None
-        if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
-            return None
-        if not (A.is_cpu and B.is_cpu and A.is_contiguous() and B.is_contiguous()):
-            return None
-        if bias is not None and (not as_read(bias) or bias.dtype is not dtype):
-            return None
-        return _small_product(dtype, transA, transB, A.shape, B.shape, None if bias is None else bias.shape)
+        key = (layouts([A, B] if bias is None else [A, B, bias]), transA, transB, output_dtype)
+        try:
+            return _small_products[key]
+        except KeyError:
+            if len(_small_products) >= _KEPT:
+                _small_products.clear()
+            found = _small_products[key] = None if key[0] is None else _small_product(A, transA, B, transB, output_dtype, bias)
+            return found
 
     def _does_small_products(self) -> bool:
         """Whether small products of unquantized operands are done here, as they are at most levels."""
