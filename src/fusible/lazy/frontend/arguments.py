@@ -19,6 +19,8 @@ def as_shape(shape: Any, of: str = "a shape") -> Shape:
 
     Raises ``DTypeError`` for anything else and ``ShapeError`` for a negative size. ``of`` is what errors call the shape.
     """
+    if type(shape) is tuple and all([type(n) is int and n >= 0 for n in shape]):
+        return shape
     alone = size_of(shape)
     if isinstance(shape, str | set | frozenset | Mapping):
         raise DTypeError(expected("an int or a sequence of ints", of=of, got=shown(shape), do="pass for instance (2, 3)"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
-from fusible.tex.formats import format_of, is_quantized, logical_shape, scaling
+from fusible.tex.formats import PLAIN, format_of, is_quantized, logical_shape, scaling
 from fusible.tex.interface.arguments import DTypeLike, Tensor
 from fusible.tex.interface.declare import CallArguments
 from fusible.tex.interface.gemm import GEMM
@@ -98,12 +98,13 @@ class GemmTypes(Generic[T]):
         self, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, accumulate: bool, alpha: float, beta: Any
     ) -> GemmJob[T]:
         """The call as a job. Raises ``ShapeError``, ``DTypeError`` or ``ArgumentError`` for what does not fit together."""
-        shape = gemm_shape(logical_shape(A), transA, logical_shape(B), transB)
+        format_a, format_b = format_of(A), format_of(B)
+        shape = gemm_shape(format_a.shape(A), transA, format_b.shape(B), transB)
         factor = _check_beta(accumulate, beta, D is not None)
         stands_for = self.nominal(A)
-        for name, x, dtype in (("A", A, stands_for), ("B", B, self.nominal(B))):
+        for name, x, form in (("A", A, format_a), ("B", B, format_b)):
             # What a quantized tensor stands for may be FP8 itself: its values are its bytes and scales.
-            if dtype not in self.floating and not is_quantized(x):
+            if form is PLAIN and (dtype := self.nominal(x)) not in self.floating:
                 raise DTypeError(expected("float32, bfloat16, float16 or FP8", of=f"{name} of generic_gemm", got=dtype, do="cast it"))
         dtype = stands_for if output_dtype is None else self.of(output_dtype)
         if dtype not in self.floating and output_dtype is None and D is not None and not is_quantized(D):
@@ -118,7 +119,7 @@ class GemmTypes(Generic[T]):
                 raise ArgumentError(expected("no quantizer", of="an accumulating generic_gemm", got="one", do="accumulate in high precision"))
         elif D is not None and is_quantized(D):
             quantizer = D._quantizer
-        quantized, per_tensor = is_quantized(A) and is_quantized(B), format_of(A).per_tensor and format_of(B).per_tensor
+        quantized, per_tensor = format_a is not PLAIN and format_b is not PLAIN, format_a.per_tensor and format_b.per_tensor
         return GemmJob(A, transA, B, transB, D, quantizer, shape, dtype, quantized, float(alpha), factor, per_tensor)
 
     def _check_output(self, D: Tensor, shape: GemmShape, dtype: T, dtype_given: bool, factor: float) -> T:

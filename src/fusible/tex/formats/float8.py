@@ -35,6 +35,9 @@ class Float8(Format):
     def buffer(self, x: Any) -> Any:
         return x._scale_inv
 
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return super().shape(x) if x._data is None else tuple(x._data.shape)
+
 
 FLOAT8: Float8 = Float8.value()
 DELAYED = Scheme("delayed", FLOAT8, Marks(("scale", "amax"), lacks=("force_pow_2_scales",)), delayed=True)

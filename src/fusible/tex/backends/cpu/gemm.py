@@ -16,13 +16,13 @@ from fusible.errors import NotServedError
 from fusible.tex.backends.cpu.blocks import StoredCodes, codes_of_blocks, fails_to_cancel, operand_of_blocks, stored_codes
 from fusible.tex.backends.cpu.kernel_calls import Value, native_program, pattern, specialized
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
-from fusible.tex.backends.cpu.layouts import PLAIN, as_read, layouts
+from fusible.tex.backends.cpu.layouts import PLAIN_CLASSES, as_read, layouts
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.backends.cpu.sums import sums_as_data, sums_of_columns
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.enums import DType
-from fusible.tex.formats import WAYS, format_of, is_quantized, nominal, scheme_of, transposed
+from fusible.tex.formats import PLAIN, WAYS, format_of, is_quantized, nominal, scheme_of, transposed
 from fusible.tex.formats.block_reading import Codes
 from fusible.tex.interface.declare import DECLARATIONS, CallArguments, Request, handing_on, inherited, requires
 from fusible.tex.interface.kernel_calls import Buffer
@@ -206,7 +206,7 @@ class GemmKernels(GemmBySteps):
     def _hands_over(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any, bias: Any, gelu: bool) -> bool:
         """Whether a product of unquantized operands is one that torch does as fast: a large one, but of a single row, whose matrix is read once. What
         is of a subclass of torch's is, too: torch knows what it is, and one that is faked has no memory."""
-        plain = A.__class__ in PLAIN and B.__class__ in PLAIN
+        plain = A.__class__ in PLAIN_CLASSES and B.__class__ in PLAIN_CLASSES
         if not plain and (is_quantized(A) or is_quantized(B)):
             return False
         dtype = A.dtype
@@ -231,7 +231,7 @@ class GemmKernels(GemmBySteps):
         self, A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
     ) -> _Multiply | None:
         """A small product of two matrices as they lie, by a program made for such: half of what checks, choices and a function's call take."""
-        if gelu or (grad and bias is not None):
+        if gelu or (grad and bias is not None) or A.__class__ not in PLAIN_CLASSES:
             return None
         key = (layouts([A, B] if bias is None else [A, B, bias]), transA, transB, output_dtype)
         try:
@@ -290,8 +290,9 @@ def _backward(job: _Job, bias: Any, gelu: bool, gelu_in: Any) -> tuple[Any, Tens
 def _product(job: _Job, **epilogue: Any) -> Any:
     """``D`` by the native kernel. Its left operand is ``B``: rows come first there, as in memory."""
     ways = WAYS[not job.transA], WAYS[job.transB]
-    undo = fails_to_cancel(job.A, ways[0], job.B, ways[1])
-    left, right = (None, None) if job.shape.empty else (_codes(job.B, ways[1], undo), _codes(job.A, ways[0], undo))
+    in_blocks = not job.per_tensor and (format_of(job.A).block_scaled or format_of(job.B).block_scaled)
+    undo = in_blocks and fails_to_cancel(job.A, ways[0], job.B, ways[1])
+    left, right = (_codes(job.B, ways[1], undo), _codes(job.A, ways[0], undo)) if in_blocks and not job.shape.empty else (None, None)
     left = None if left is not None and left.tiled else left
     if left is not None:
         epilogue["left_scales"] = left.scales
@@ -303,7 +304,7 @@ def _product(job: _Job, **epilogue: Any) -> Any:
     if job.alpha != 1.0:
         epilogue["alpha"] = job.alpha
 
-    kernel = partial(native.gemm, **epilogue)
+    kernel = partial(native.gemm, **epilogue) if epilogue else native.gemm
     if job.quantizer is None or job.quantized or not scheme_of(job.quantizer).per_tensor:
         return produce(kernel, operands, job.shape.output, job.dtype, job.quantizer, job.D)
     return quantize_tensor(produce(kernel, operands, job.shape.output, job.dtype, None), job.quantizer, job.D)
@@ -311,7 +312,7 @@ def _product(job: _Job, **epilogue: Any) -> Any:
 
 def _codes(x: Any, way: str, undo: bool) -> Codes | None:
     """An operand in blocks as it is stored, where the kernel reads it so."""
-    return None if not is_quantized(x) or format_of(x).per_tensor else codes_of_blocks(x, way, undo)
+    return codes_of_blocks(x, way, undo) if format_of(x).block_scaled else None
 
 
 def _operand(x: Any, transpose: bool, way: str, undo: bool, codes: Codes | None) -> tuple[Tensor, bool, Any, Any]:
@@ -319,9 +320,10 @@ def _operand(x: Any, transpose: bool, way: str, undo: bool, codes: Codes | None)
     contracted; ``undo`` takes back a transform of them; ``codes``: of an operand that is read as it lies."""
     if codes is not None:
         return codes.data, transpose != codes.turned, int(codes.dtype), codes.factor
-    if not is_quantized(x):
+    form = format_of(x)
+    if form is PLAIN:
         return x.contiguous(), transpose, x.dtype, 1.0
-    if not format_of(x).per_tensor:
+    if not form.per_tensor:
         values, turned, factor = operand_of_blocks(x, way, undo)
         return values, transpose != turned, values.dtype, factor
     if x._data is not None:

@@ -8,15 +8,15 @@ import torch
 
 from fusible import cpp_extensions as native
 
-__all__ = ["PLAIN", "as_read", "layouts"]
+__all__ = ["PLAIN_CLASSES", "as_read", "layouts"]
 
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 """The classes of tensors that have their elements in memory of their own."""
 
 
 def as_read(*operands: Any) -> bool:
     """Whether kernels read each where it lies: a contiguous tensor in host memory."""
-    return all(type(x) in PLAIN and x.is_cpu and x.is_contiguous() for x in operands)
+    return all(type(x) in PLAIN_CLASSES and x.is_cpu and x.is_contiguous() for x in operands)
 
 
 def layouts(tensors: list[Any]) -> bytes | None:

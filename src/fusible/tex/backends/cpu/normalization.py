@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
 from fusible.tex.backends.cpu.kernel_calls import specialized
-from fusible.tex.backends.cpu.layouts import PLAIN, as_read
+from fusible.tex.backends.cpu.layouts import PLAIN_CLASSES, as_read
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.normalization import NormalizationBySteps, NormGradient, NormOutput
@@ -55,7 +55,7 @@ def _rmsnorm_gradient_specialized(self: Any, call: CallArguments) -> Specialized
 def _norm_gradient(call: CallArguments, mu: Tensor | None, dbeta: Buffer | None) -> SpecializedCall | None:
     """The gradient ``dz`` alone may be laid out otherwise than it is read, as that of a sum is."""
     dz, x, gamma, add = call.dz, call.x, call.gamma, getattr(call, "add", None)
-    if type(dz) not in PLAIN or not dz.is_cpu or not as_read(x, call.rsigma, gamma, *(t for t in (mu, add) if t is not None)):
+    if type(dz) not in PLAIN_CLASSES or not dz.is_cpu or not as_read(x, call.rsigma, gamma, *(t for t in (mu, add) if t is not None)):
         return None
     dx, dgamma, lying = Buffer(x.dtype, tuple(x.shape)), Buffer(gamma.dtype, tuple(gamma.shape)), dz
     copied = []
@@ -76,7 +76,7 @@ class NormalizationKernels(NormalizationBySteps):
     rmsnorm_bwd_add = specialized_by(_rmsnorm_gradient_specialized)(inherited(NormalizationBySteps.rmsnorm_bwd_add))
 
     def norm_operand(self, x: Any) -> Tensor:
-        return x.contiguous() if type(x) in PLAIN else plain(x)
+        return x.contiguous() if type(x) in PLAIN_CLASSES else plain(x)
 
     def layernorm(self, x: Tensor, gamma: Tensor, bias: Tensor | None, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
         mu = _statistic(x)

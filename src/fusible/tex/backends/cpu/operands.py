@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.tex.backends.cpu.layouts import PLAIN
+from fusible.tex.backends.cpu.layouts import PLAIN_CLASSES
 from fusible.tex.backends.cpu.quantize import dequantize
 from fusible.tex.formats import is_quantized, nominal
 
@@ -18,7 +18,7 @@ __all__ = ["int32", "member_kinds", "plain", "unquantized"]
 
 def plain(x: Any) -> Tensor:
     """``unquantized(x)``, contiguous."""
-    return x.contiguous() if type(x) in PLAIN else unquantized(x).contiguous()
+    return x.contiguous() if type(x) in PLAIN_CLASSES else unquantized(x).contiguous()
 
 
 def unquantized(x: Any) -> Tensor:
