@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.errors import NotServedError
 from fusible.tex.backends.cpu.blocks import StoredCodes, codes_of_blocks, fails_to_cancel, operand_of_blocks, stored_codes
-from fusible.tex.backends.cpu.kernel_calls import Value, native_program, pattern, specialized
+from fusible.tex.backends.cpu.kernel_calls import Value, native_program, specialized
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
 from fusible.tex.backends.cpu.layouts import PLAIN_CLASSES, as_read, layouts
 from fusible.tex.backends.cpu.output import produce
@@ -187,7 +188,7 @@ def _small_product(A: Tensor, transA: bool, B: Tensor, transB: bool, output_dtyp
     if bias is not None:
         values.append((3, 0, dtype, (columns,), (1,)))
         places["bias"] = 3
-    run, like = native_program(len(values), values, [("gemm", kinds | {"dtype": dtype}, places)]), pattern(shapes[2], dtype)
+    run, like = native_program(len(values), values, [("gemm", kinds | {"dtype": dtype}, places)]), _pattern(shapes[2], dtype)
 
     def multiply(A: Tensor, B: Tensor, bias: Tensor | None) -> list[Any]:
         result = torch.empty_like(like)
@@ -196,6 +197,11 @@ def _small_product(A: Tensor, transA: bool, B: Tensor, transB: bool, output_dtyp
         return [result, None, None, None]
 
     return multiply
+
+
+def _pattern(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Of it ``torch.empty_like`` makes a contiguous tensor in two thirds of what a shape and a dtype cost: an element, spread over the shape."""
+    return torch.empty(shape, dtype=dtype) if math.prod(shape) == 1 else torch.empty((), dtype=dtype).expand(shape)
 
 
 class GemmKernels(GemmBySteps):

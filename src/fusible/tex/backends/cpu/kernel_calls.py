@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from fusible.tex.calls.call_text import compiled
 from fusible.tex.interface.kernel_calls import Buffer, KernelCall, KernelCalls, Operand, View, as_data
 from fusible.tex.interface.specialize import SpecializedCall
 
-__all__ = ["Value", "call", "native_program", "pattern", "specialized"]
+__all__ = ["Value", "call", "native_program", "specialized"]
 
 _numbers = itertools.count()
 
@@ -61,7 +60,7 @@ class _Text:
         if isinstance(value, Operand):
             return f"o{value.number}"
         if isinstance(value, Buffer):
-            return self._made_by(value, f"{self.named(torch.empty_like)}({self.named(pattern(value.shape, value.dtype))})")
+            return self._made_by(value, f"{self.named(torch.empty)}({value.shape!r}, dtype={self.named(value.dtype)})")
         if isinstance(value, View):
             return self._made_by(value, f"{self.named(_view)}({self.of(value.of)}, {self.named(value)})")
         return repr(value) if value is None or type(value) in (bool, int, str) else self.named(value)
@@ -71,13 +70,6 @@ class _Text:
             self._made[id(value)] = name = f"t{len(self._made)}"
             self.lines.append(f"    {name} = {text}")
         return self._made[id(value)]
-
-
-def pattern(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Of it ``torch.empty_like`` makes a contiguous tensor in two thirds of what a shape and a dtype cost: an element, spread over the shape."""
-    if math.prod(shape) <= 1:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.empty((), dtype=dtype, device="cpu").expand(shape)
 
 
 def _view(of: Tensor, view: View) -> Tensor:
