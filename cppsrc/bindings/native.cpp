@@ -73,6 +73,7 @@ FUSIBLE_MODULE(_native, m) {
     define(m, "set_num_threads", set_num_threads, reads<>, pybind11::arg("count"));
     m.def("get_num_threads", wrap(get_num_threads));
     m.def("has_openmp", wrap(has_openmp));
+    m.def("end_idle_threads", wrap(end_idle_threads));
     m.def("compiler", wrap(compiler));
 }
 

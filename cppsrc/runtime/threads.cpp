@@ -13,6 +13,10 @@
 
 #if defined(_OPENMP)
 #include <omp.h>
+#if defined(__clang__) || __GNUC__ >= 9
+#define FUSIBLE_CAN_END_THREADS 1
+#pragma weak omp_pause_resource_all  // OpenMP 5.0; what torch brings may be older than the compiler's
+#endif
 #endif
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -78,6 +82,12 @@ bool has_openmp() {
     return true;
 #else
     return false;
+#endif
+}
+
+void end_idle_threads() {
+#if defined(FUSIBLE_CAN_END_THREADS)
+    if (omp_pause_resource_all != nullptr && !must_be_serial()) omp_pause_resource_all(omp_pause_soft);
 #endif
 }
 

@@ -680,5 +680,8 @@ def get_num_threads() -> int:
 def has_openmp() -> bool:
     """Whether kernels can run on several threads."""
 
+def end_idle_threads() -> None:
+    """Ends the threads of OpenMP that wait, spinning, for this thread's next parallel region, which starts others."""
+
 def compiler() -> str:
     """The compiler of this build and its version."""
