@@ -201,7 +201,7 @@ def _small_product(A: Tensor, transA: bool, B: Tensor, transB: bool, output_dtyp
 
 def _pattern(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Of it ``torch.empty_like`` makes a contiguous tensor in two thirds of what a shape and a dtype cost: an element, spread over the shape."""
-    return torch.empty(shape, dtype=dtype) if math.prod(shape) == 1 else torch.empty((), dtype=dtype).expand(shape)
+    return torch.empty(shape if math.prod(shape) == 1 else (), dtype=dtype, device="cpu").expand(shape)
 
 
 class GemmKernels(GemmBySteps):
