@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from fusible.pytorch.engine.steps import Run, Step, written
-from fusible.tex.backends.cpu import native_program
+from fusible.tex.backends.cpu import native_program, pattern
 from fusible.tex.interface.kernel_calls import Buffer, Operand, View
 
 __all__ = ["with_native_programs"]
@@ -166,13 +165,13 @@ def _function(program: _Program, buffers: Sequence[Buffer], one_by_one: Run) -> 
         for function, arguments in step.kernels.calls if step.kernels is not None else ():
             places = {name: value_of(x, number) for name, x in arguments.items() if isinstance(x, (Operand, View, Buffer))}
             calls.append((function, {name: x for name, x in arguments.items() if name not in places}, places))
-    empty, scratch = torch.empty, [partial(torch.empty, max(size, 1), dtype=torch.uint8)] if offsets else []
+    scratch = [pattern((max(size, 1),), torch.uint8)] if offsets else []
     run_natively = native_program(len(program.inputs) + len(buffers) + len(scratch), list(values), calls)
-    kinds = [(buffer.shape, buffer.dtype) for buffer in buffers]
+    results, empty_like = [pattern(buffer.shape, buffer.dtype) for buffer in buffers], torch.empty_like
 
     def run(*inputs: Any) -> list[Any]:
-        made = [empty(shape, dtype=dtype) for shape, dtype in kinds]
-        return made if run_natively([*inputs, *made, *[make() for make in scratch]]) else one_by_one(list(inputs))
+        made = [empty_like(like) for like in results]
+        return made if run_natively([*inputs, *made, *[empty_like(like) for like in scratch]]) else one_by_one(list(inputs))
 
     return run
 

@@ -14,7 +14,7 @@ from fusible.tex.backends.cpu.fingerprint import fingerprints
 from fusible.tex.backends.cpu.gemm import GemmKernels
 from fusible.tex.backends.cpu.grouped import GROUPED_PRODUCTS, GroupedKernels
 from fusible.tex.backends.cpu.kernel_calls import native_program
-from fusible.tex.backends.cpu.layouts import layouts
+from fusible.tex.backends.cpu.layouts import layouts, pattern
 from fusible.tex.backends.cpu.normalization import NormalizationKernels
 from fusible.tex.backends.cpu.operands import member_kinds
 from fusible.tex.backends.cpu.optimizer import OptimizerKernels
@@ -31,7 +31,7 @@ from fusible.tex.interface.normalization import Normalization
 from fusible.tex.selection.call_keys import Keys, compile_keys_by
 from fusible.tex.selection.registry import registry
 
-__all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info", "layouts", "native_program"]
+__all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info", "layouts", "native_program", "pattern"]
 
 _HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
 """Functions that serve quantizers of block formats, too: they write wide floats, and another backend quantizes these."""

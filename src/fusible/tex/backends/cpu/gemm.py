@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from fusible.errors import NotServedError
 from fusible.tex.backends.cpu.blocks import StoredCodes, codes_of_blocks, fails_to_cancel, operand_of_blocks, stored_codes
 from fusible.tex.backends.cpu.kernel_calls import Value, native_program, specialized
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
-from fusible.tex.backends.cpu.layouts import PLAIN_CLASSES, as_read, layouts
+from fusible.tex.backends.cpu.layouts import HOST, PLAIN_CLASSES, as_read, layouts, pattern
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.backends.cpu.sums import sums_as_data, sums_of_columns
@@ -188,7 +187,7 @@ def _small_product(A: Tensor, transA: bool, B: Tensor, transB: bool, output_dtyp
     if bias is not None:
         values.append((3, 0, dtype, (columns,), (1,)))
         places["bias"] = 3
-    run, like = native_program(len(values), values, [("gemm", kinds | {"dtype": dtype}, places)]), _pattern(shapes[2], dtype)
+    run, like = native_program(len(values), values, [("gemm", kinds | {"dtype": dtype}, places)]), pattern(shapes[2], dtype)
 
     def multiply(A: Tensor, B: Tensor, bias: Tensor | None) -> list[Any]:
         result = torch.empty_like(like)
@@ -197,11 +196,6 @@ def _small_product(A: Tensor, transA: bool, B: Tensor, transB: bool, output_dtyp
         return [result, None, None, None]
 
     return multiply
-
-
-def _pattern(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Of it ``torch.empty_like`` makes a contiguous tensor in two thirds of what a shape and a dtype cost: an element, spread over the shape."""
-    return torch.empty(shape if math.prod(shape) == 1 else (), dtype=dtype, device="cpu").expand(shape)
 
 
 class GemmKernels(GemmBySteps):
@@ -271,7 +265,7 @@ class GemmKernels(GemmBySteps):
         pre_gelu = None
         if gelu:
             pre_gelu_dtype = to_torch(bias_type) if job.quantized and bias_type is not None else job.dtype
-            pre_gelu = torch.empty(job.shape.output, dtype=pre_gelu_dtype)
+            pre_gelu = torch.empty(job.shape.output, dtype=pre_gelu_dtype, device=HOST)
         epilogue: dict[str, Any] = {} if bias is None else {"bias": bias}
         if gelu:
             epilogue |= {"gelu": _GELU, "pre_gelu": pre_gelu}
@@ -287,7 +281,7 @@ def _backward(job: _Job, bias: Any, gelu: bool, gelu_in: Any) -> tuple[Any, Tens
     if not gelu:
         return _product(job), None if bias is None else _row_sum(job.B, job.dtype), None
     check_gelu_input(gelu_in, job)
-    sums = None if bias is None else torch.empty(job.shape.columns, dtype=torch.float32)
+    sums = None if bias is None else torch.empty(job.shape.columns, dtype=torch.float32, device=HOST)
     step = _NO_GELU if job.shape.empty else _GELU_GRADIENT
     result = _product(job, gelu=step, pre_gelu=gelu_in.contiguous(), column_sums=sums)
     return result, None if sums is None else sums.to(job.dtype), None

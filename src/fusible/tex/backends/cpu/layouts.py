@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from fusible import cpp_extensions as native
 
-__all__ = ["PLAIN_CLASSES", "as_read", "layouts"]
+__all__ = ["HOST", "PLAIN_CLASSES", "as_read", "layouts", "pattern"]
+
+HOST = torch.device("cpu")
+"""Where results are made, whatever torch's default device is."""
 
 PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 """The classes of tensors that have their elements in memory of their own."""
@@ -25,3 +29,9 @@ def layouts(tensors: list[Any]) -> bytes | None:
     """
     found: Any = native.layouts(tensors) if native.available else None
     return found
+
+
+def pattern(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An element, spread over the shape: of it ``torch.empty_like`` makes a contiguous tensor in two thirds of what a shape and a dtype cost. Large
+    ones leave more holes in glibc's heap than those that ``torch.empty`` makes."""
+    return torch.empty(shape if math.prod(shape) <= 1 else (), dtype=dtype, device=HOST).expand(shape)
