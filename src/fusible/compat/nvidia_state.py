@@ -240,7 +240,7 @@ def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int,
         raise _refused("a tensor of negative sizes")
     if math.prod(size) and offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) >= whole:
         raise _refused(f"a tensor {list(size)} in the memory of {whole} values")
-    return torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage, offset, size, stride)
+    return torch.empty(0, dtype=storage.dtype, device="cpu").set_(storage._untyped_storage, offset, size, stride)
 
 
 _STAND_INS: dict[tuple[str, str], Any] = {

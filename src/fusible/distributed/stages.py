@@ -52,7 +52,7 @@ def gather_stages(stage: nn.Module, tensors: Tensors, group: Any) -> dict[str, t
     Every process of ``group``, along ``pp``, calls it; each gets all, on the CPU. ``split_stages`` of a model that has loaded them is the way back.
     """
     runs = {
-        f"{_RUNS}{name}": torch.tensor([isinstance(part, list) for part in module._parts()])
+        f"{_RUNS}{name}": torch.tensor([isinstance(part, list) for part in module._parts()], device="cpu")
         for name, module in stage.named_modules()
         if isinstance(module, Sequential)
     }
@@ -72,7 +72,7 @@ def _joined_states(path: str, stages: Sequence[dict[str, torch.Tensor]]) -> dict
     goes_on = False
     for of_stage in stages:
         place = 0
-        for is_run in of_stage.pop(f"{_RUNS}{path}", torch.empty(0)).tolist():
+        for is_run in of_stage.pop(f"{_RUNS}{path}", torch.empty(0, device="cpu")).tolist():
             if is_run:
                 if not goes_on:
                     pipelines.append([])

@@ -173,7 +173,7 @@ class EncoderDecoderModel(PretrainedModel):
             going = [place for place, text in enumerate(texts) if text.unread]
             if not going:
                 break
-            lengths = torch.tensor([len(text.unread) for text in texts], dtype=torch.int32)
+            lengths = torch.tensor([len(text.unread) for text in texts], dtype=torch.int32, device="cpu")
             tokens = torch.tensor([token for text in texts for token in text.unread], device=self.device)
             logits = self.next_logits(tokens, lengths, cache, memory)[going]
             cache.advance(lengths)
@@ -245,4 +245,4 @@ def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.
         raise ArgumentError(expected("at least one token", of="each of the inputs", got="none", do="leave out what is empty"))
     longest = max(map(len, rows))
     padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64, device=device)
-    return padded, torch.tensor([len(row) for row in rows], dtype=torch.int32)
+    return padded, torch.tensor([len(row) for row in rows], dtype=torch.int32, device="cpu")

@@ -72,7 +72,7 @@ def _speed(model: LanguageModel, window: torch.Tensor) -> float:
     tokens, times = prompt, list[float]()
     with torch.inference_mode():
         for _ in range(_STEPS):
-            seq_lens = torch.tensor([len(tokens)], dtype=torch.int32)
+            seq_lens = torch.tensor([len(tokens)], dtype=torch.int32, device="cpu")
             began = time.perf_counter()
             tokens = model.next_logits(tokens, seq_lens, cache).argmax(-1)
             tokens.tolist()  # as generation does; of a GPU, what was computed is waited for here

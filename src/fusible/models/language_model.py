@@ -93,7 +93,9 @@ class LanguageModel(PretrainedModel):
     def _embed(self, tokens: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
         x = self.embedding(tokens)
         if self.blueprint.embedding_scale != 1.0:
-            x = x * torch.tensor(self.blueprint.embedding_scale, dtype=x.dtype)  # rounded to the dtype first, as these models were trained
+            x = x * torch.tensor(
+                self.blueprint.embedding_scale, dtype=x.dtype, device="cpu"
+            )  # rounded to the dtype first, as these models were trained
         if self.positions is not None and places is not None:
             check_places(places, self.context)
             x = x + self.positions(places)

@@ -148,7 +148,7 @@ class Product:
         if len(matrices) == 1:
             layer = self.of(matrices[0], bias, weights)
             if None in names:
-                there = [torch.full((rows,), name is not None) for name, rows in zip(names, self.rows, strict=True)]
+                there = [torch.full((rows,), name is not None, device="cpu") for name, rows in zip(names, self.rows, strict=True)]
                 _keep_zero(layer, torch.cat(there))
             return layer
         biases = [None] * len(matrices) if bias is None else list(bias.split(list(self.rows)))

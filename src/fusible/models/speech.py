@@ -23,7 +23,7 @@ _WIDTH, _LONGEST = 3, 10000.0
 def sinusoids(length: int, width: int) -> torch.Tensor:
     """fp32 ``[length, width]``: the sines of ``place * w_i``, then the cosines, with ``w_i`` from 1 down to 1/10000 in equal ratios."""
     ratio = math.log(_LONGEST) / (width // 2 - 1)
-    angles = torch.arange(length)[:, None] * torch.exp(-ratio * torch.arange(width // 2))
+    angles = torch.arange(length, device="cpu")[:, None] * torch.exp(-ratio * torch.arange(width // 2, device="cpu"))
     return torch.cat([angles.sin(), angles.cos()], 1)
 
 

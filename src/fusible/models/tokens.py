@@ -36,7 +36,7 @@ def places_of(tokens: torch.Tensor, seq_lens: torch.Tensor | None) -> torch.Tens
 
 def places_behind(lengths: Sequence[int], seq_lens: torch.Tensor, device: torch.device) -> torch.Tensor:
     """int64 ``[tokens]``: the positions of ``seq_lens`` further tokens of sequences that have ``lengths`` tokens."""
-    parts = [torch.arange(start, start + count) for start, count in zip(lengths, seq_lens.tolist(), strict=True)]
+    parts = [torch.arange(start, start + count, device="cpu") for start, count in zip(lengths, seq_lens.tolist(), strict=True)]
     return torch.cat(parts).to(device)
 
 

@@ -34,7 +34,7 @@ class _Parts:
         quantized = [part for _, part in rows if isinstance(part, QuantizedTensor) and part.shape[1:] == self.whole.shape[1:]]
         joined = QuantizedTensor.joined(quantized) if len(quantized) == len(rows) else None
         if joined is None:
-            joined = torch.empty(self.whole.shape, dtype=self.whole.dtype)
+            joined = torch.empty(self.whole.shape, dtype=self.whole.dtype, device="cpu")
             for item, part in self.came:
                 joined[tuple(slice(begin, begin + length) for begin, length in zip(item.dest_offsets, item.lengths, strict=True))] = part
         self.whole.copy_(joined)
@@ -77,7 +77,7 @@ class LoadPlanner(DefaultLoadPlanner):
         for name, saved in metadata.state_dict_metadata.items() if metadata is not None else ():
             if isinstance(saved, TensorStorageMetadata) and _STATE.fullmatch(name):
                 path = (metadata.planner_data or {}).get(name, (name,))  # type: ignore[union-attr]
-                self._make_place(state_dict, path, torch.empty(saved.size, dtype=saved.properties.dtype))
+                self._make_place(state_dict, path, torch.empty(saved.size, dtype=saved.properties.dtype, device="cpu"))
         super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:

@@ -79,7 +79,7 @@ class ScalingState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What there is to save, copied to the CPU: the scales, the amaxes and the code of the format."""
-        fields = {"scale": self.scale, "amax_history": self.amax_history, "fp8_dtype": torch.tensor([int(self.fp8_dtype)])}
+        fields = {"scale": self.scale, "amax_history": self.amax_history, "fp8_dtype": torch.tensor([int(self.fp8_dtype)], device="cpu")}
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in fields.items()}
 
     @classmethod

@@ -57,7 +57,7 @@ def _copy(func: Any, x: QuantizedTensor, source: Any, non_blocking: bool = False
     if _quantized(source) and x._takes_bytes_of(source):
         x.copy_from_storage(source)
     else:
-        source = source if isinstance(source, torch.Tensor) else torch.tensor(source, dtype=x.dtype)
+        source = source if isinstance(source, torch.Tensor) else torch.tensor(source, dtype=x.dtype, device="cpu")
         # What copy_ takes is more than what a quantizer takes: any device, any type, any shape that expands.
         values = source._dequantized(source.dtype) if _quantized(source) else source
         values = values.to(device=x.device, dtype=values.dtype if values.dtype in FLOATS else x.dtype, non_blocking=non_blocking)

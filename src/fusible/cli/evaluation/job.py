@@ -37,7 +37,7 @@ def evaluate_formats(arguments: argparse.Namespace) -> int:
         check_free(Path(arguments.out), arguments.overwrite)
     device = device_named(arguments.device)
     tokenizer = Tokenizer.from_folder(arguments.folder)
-    text = torch.tensor(tokenizer.encode(_text(Path(arguments.text)))[: arguments.tokens + 1])
+    text = torch.tensor(tokenizer.encode(_text(Path(arguments.text)))[: arguments.tokens + 1], device="cpu")
     windows = token_windows(text, arguments.window)
     reference = language_model_from(arguments.folder, dtype=torch.bfloat16, device=device)
     if arguments.window > reference.context:

@@ -19,8 +19,8 @@ def generate(
     model: NextBytes, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, generator: torch.Generator, cache: KVCache
 ) -> Iterator[list[int]]:
     """Yield one token of each sequence a step, ``count`` times. The prompts, which may differ in length, are read by one call."""
-    tokens = torch.tensor([token for prompt in prompts for token in prompt])
-    seq_lens = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32)
+    tokens = torch.tensor([token for prompt in prompts for token in prompt], device="cpu")
+    seq_lens = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32, device="cpu")
     ones = torch.ones_like(seq_lens)
     for _ in range(count):
         with torch.inference_mode():

@@ -329,7 +329,7 @@ class Ranks:
         """What each process has."""
         if self.world == 1:
             return [value]
-        return tex.prim.all_gather(torch.tensor([value], dtype=torch.float64)).tolist()
+        return tex.prim.all_gather(torch.tensor([value], dtype=torch.float64, device="cpu")).tolist()
 
     def texts(self, own: str) -> list[str]:
         """The text of each process."""
@@ -339,7 +339,7 @@ class Ranks:
         """The means over all processes."""
         if self.world == 1:
             return list(values)
-        sums = torch.tensor(values, dtype=torch.float64)
+        sums = torch.tensor(values, dtype=torch.float64, device="cpu")
         dist.all_reduce(sums)
         return (sums / self.world).tolist()
 
@@ -351,7 +351,7 @@ class Ranks:
         """The largest of all processes'."""
         if self.world == 1:
             return number
-        found = torch.tensor(number)
+        found = torch.tensor(number, device="cpu")
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 

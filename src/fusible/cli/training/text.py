@@ -34,14 +34,14 @@ class Text:
     def batch(self, seed: int, step: int, count: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(bytes, next bytes)``, int64 ``[count, length]`` each: ``count`` windows drawn at random, the same for the same seed and step."""
         generator = torch.Generator().manual_seed(hash_seed(seed, step))
-        starts = torch.randint(len(self.training) - length, (count,), generator=generator)
+        starts = torch.randint(len(self.training) - length, (count,), generator=generator, device="cpu")
         return _windows(self.training, starts, length)
 
     def evaluation(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(bytes, next bytes)``, int64 ``[windows, length]``: the held-out part in windows side by side, at most 512 spread evenly over it."""
         count = (len(self.held_out) - 1) // length
         wanted = min(count, _MAX_WINDOWS)
-        starts = torch.tensor([i * count // wanted * length for i in range(wanted)])
+        starts = torch.tensor([i * count // wanted * length for i in range(wanted)], device="cpu")
         return _windows(self.held_out, starts, length)
 
     def unigram_loss(self) -> float:
@@ -71,7 +71,7 @@ def read_text(path: str | None, length: int) -> Text:
 
 
 def _windows(content: torch.Tensor, starts: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    read = content[starts[:, None] + torch.arange(length + 1)].long()
+    read = content[starts[:, None] + torch.arange(length + 1, device="cpu")].long()
     return read[:, :-1], read[:, 1:]
 
 

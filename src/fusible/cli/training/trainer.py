@@ -158,7 +158,7 @@ def _load_model(model: ByteGPT, saved: Mapping[str, torch.Tensor], steps: int) -
     """Check and load the parameters. The module that owns the scaling state checks that itself."""
     wanted = model.state_dict()
     if model.recipe.delayed() and steps:
-        wanted[_SCALING] = saved.get(_SCALING, torch.empty(0))
+        wanted[_SCALING] = saved.get(_SCALING, torch.empty(0, device="cpu"))
     _check("the model", wanted, saved)
     model.load_state_dict(dict(saved))
 
@@ -166,7 +166,7 @@ def _load_model(model: ByteGPT, saved: Mapping[str, torch.Tensor], steps: int) -
 def _expected_state(model: ByteGPT, steps: int) -> dict[str, torch.Tensor]:
     """The names, shapes and dtypes of a saved state after ``steps``; before the first there are no moments."""
     parameters = dict(model.named_parameters()) if steps else {}
-    state = {f"{name}.{kind}": torch.zeros(()) if kind == "step" else p for name, p in parameters.items() for kind in MOMENT_KINDS}
+    state = {f"{name}.{kind}": torch.zeros((), device="cpu") if kind == "step" else p for name, p in parameters.items() for kind in MOMENT_KINDS}
     return {**state, RNG_STATE: torch.get_rng_state()}
 
 

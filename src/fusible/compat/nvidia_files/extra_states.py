@@ -100,7 +100,7 @@ def present_form(value: Any, of: str) -> torch.Tensor:
         return value
     state = extra_state(value, of)
     if is_stateless(state):
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     try:
         kept: dict[str, Any] = {name: state[name].detach().cpu().contiguous() for name in _IN_ORDER}
         recipe = DelayedScaling(amax_history_len=len(kept["amax_history_fwd"]))

@@ -53,7 +53,7 @@ def operations_from_nvidia(model: nn.Module, state: Mapping[str, Any]) -> dict[s
         states = {key: extra_state(state[key], key) for key in keys if not is_empty(state.get(key))}
         if any(states.values()):
             made[name] = _joined(places, states, _edges(runner))
-        made |= {key: torch.empty(0, dtype=torch.uint8) for key in states}
+        made |= {key: torch.empty(0, dtype=torch.uint8, device="cpu") for key in states}
     return made
 
 
@@ -82,7 +82,7 @@ def operations_to_nvidia(model: nn.Module) -> dict[str, Any]:
 
 
 def _blank(recipe: DelayedScaling, short: str, window: int, count: int) -> dict[str, Any]:
-    history = {f"scale_{short}": torch.ones(count), f"amax_history_{short}": torch.zeros(window, count)}
+    history = {f"scale_{short}": torch.ones(count, device="cpu"), f"amax_history_{short}": torch.zeros(window, count, device="cpu")}
     return {"recipe": Recipe.of(recipe), **history, "extra_fp8_variables": {}}
 
 
@@ -119,13 +119,13 @@ def _places(model: nn.Module, runner: PipelineRunner, of_pass: str) -> list[_Pla
 
 def _joined(places: Mapping[str, list[_Place]], states: Mapping[str, Any], edges: list[tuple[int, int]]) -> torch.Tensor:
     """The state of a pipeline in the form that ``ScalingOwner.load`` takes. An operation without a state begins with a scale of 1."""
-    tensors: dict[str, torch.Tensor] = {"open": torch.tensor([False])}
+    tensors: dict[str, torch.Tensor] = {"open": torch.tensor([False], device="cpu")}
     try:
         found = [(state, each, short) for state in states.values() if state for each, short in _PASSES if each in state]
         window = max(len(state[each][f"amax_history_{short}"]) for state, each, short in found)
         formats = _format(next(state[each].get("recipe") for state, each, _ in found))
         for each, short in _PASSES:
-            scale, history = torch.ones(len(places[each])), torch.zeros(window, len(places[each]))
+            scale, history = torch.ones(len(places[each]), device="cpu"), torch.zeros(window, len(places[each]), device="cpu")
             for column, place in enumerate(places[each]):
                 state = (states.get(place.key) or {}).get(each)
                 if state is not None:
@@ -135,7 +135,11 @@ def _joined(places: Mapping[str, list[_Place]], states: Mapping[str, Any], edges
             for there, here in edges if each == "forward" else ():
                 if not history[:, here].any():
                     scale[here], history[:, here] = scale[there], history[:, there]
-            tensors |= {f"{each}.scale": scale, f"{each}.amax_history": history, f"{each}.fp8_dtype": torch.tensor([int(getattr(formats, each))])}
+            tensors |= {
+                f"{each}.scale": scale,
+                f"{each}.amax_history": history,
+                f"{each}.fp8_dtype": torch.tensor([int(getattr(formats, each))], device="cpu"),
+            }
     except (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError) as error:
         do = "use an intact checkpoint of the same operations"
         raise CheckpointError(expected("scales and amaxes", of="the _extra_state of an operation", got=f"otherwise ({error!r})", do=do)) from error

@@ -72,7 +72,7 @@ class _PermuteByIndex(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         grad = grads[0].contiguous()
-        return tex.moe_permute_bwd(grad, TE_DType[grad.dtype], ctx.saved_tensors[0], torch.empty(0), *ctx.shape), None, None, None
+        return tex.moe_permute_bwd(grad, TE_DType[grad.dtype], ctx.saved_tensors[0], torch.empty(0, device="cpu"), *ctx.shape), None, None, None
 
 
 class _UnpermuteByIndex(torch.autograd.Function):

@@ -38,7 +38,7 @@ class DelayedExtraState(StatefulModule):
     def get_extra_state(self) -> torch.Tensor:
         """uint8: empty, or a pickle of a recipe and of scales and amaxes, as the package writes it."""
         if not self._saved_states():
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         return _written(self._runner().scaling)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -62,7 +62,7 @@ class WithExtraState:
 
     def get_extra_state(self) -> torch.Tensor:
         """uint8: what was loaded, else empty."""
-        return torch.empty(0, dtype=torch.uint8) if self._extra is None else self._extra
+        return torch.empty(0, dtype=torch.uint8, device="cpu") if self._extra is None else self._extra
 
     def set_extra_state(self, state: Any) -> None:
         """Raises ``CheckpointError`` for what is no state of the package's."""
@@ -90,7 +90,7 @@ def _written(owner: ScalingOwner) -> torch.Tensor:
     for name, short, size, kinds in _PASSES:
         of_pass = read[name].advance(recipe) if read["open"] else read[name]
         places = _places(of_pass.slots, size, kinds)
-        scale, history = torch.ones(size * products), torch.zeros(len(of_pass.amax_history), size * products)
+        scale, history = torch.ones(size * products, device="cpu"), torch.zeros(len(of_pass.amax_history), size * products, device="cpu")
         scale[places], history[:, places] = of_pass.scale, of_pass.amax_history
         state[f"scale_{short}"], state[f"amax_history_{short}"] = scale, history
         variables[f"fp8_max_{short}"] = int(FP8_MAX[of_pass.fp8_dtype])
@@ -106,7 +106,7 @@ def _read(extra: Any, layout: StateLayout, module: str) -> torch.Tensor | None:
         return state[_OWN]
     if is_stateless(state):
         return None
-    tensors: dict[str, torch.Tensor] = {"open": torch.tensor([False])}
+    tensors: dict[str, torch.Tensor] = {"open": torch.tensor([False], device="cpu")}
     try:
         variables = state["extra_fp8_variables"]
         for name, short, size, kinds in _PASSES:
@@ -117,7 +117,7 @@ def _read(extra: Any, layout: StateLayout, module: str) -> torch.Tensor | None:
             largest = float(variables.get(f"fp8_max_{short}", 448.0 if short == "fwd" else 57344.0))
             tensors[f"{name}.scale"] = values[places].contiguous()
             tensors[f"{name}.amax_history"] = state[f"amax_history_{short}"][:, places].contiguous()
-            tensors[f"{name}.fp8_dtype"] = torch.tensor([_format(largest)])
+            tensors[f"{name}.fp8_dtype"] = torch.tensor([_format(largest)], device="cpu")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         do = "use an intact checkpoint, or load it with strict=False"
         raise CheckpointError(expected("scales and amaxes", of=of, got=f"otherwise ({error!r})", do=do)) from error

@@ -118,7 +118,7 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
         """``inp [tokens, in_features] -> [tokens, out_features]``, with the biases after it where ``return_bias``. ``m_splits``: a list, or a
         tensor of integers ``[num_gemms]``. ``out``, ``dgrad_out``: memory for ``y``, whose rows beyond the last group stay as they are, and for the
         gradient of ``inp``. Raises ``ShapeError`` for another number of groups."""
-        splits = m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, dtype=torch.int64)
+        splits = m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, dtype=torch.int64, device="cpu")
         if tuple(splits.shape) != (self.num_groups,):
             do = "give one number of rows for each"
             raise ShapeError(expected(f"[{self.num_groups}]", of="m_splits of GroupedLinear", got=list(splits.shape), do=do))

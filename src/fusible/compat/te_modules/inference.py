@@ -94,9 +94,9 @@ class InferenceParams:
         self.batch_size = len(step_dict)
         self.sequences_pre_step = OrderedDict((name, length - step_dict[name]) for name, length in self.sequences.items())
         rest = [0] * (self.max_batch_size - self.batch_size)
-        self.pre_step_seqlens.copy_(torch.tensor([*self.sequences_pre_step.values(), *rest], dtype=torch.int32))
+        self.pre_step_seqlens.copy_(torch.tensor([*self.sequences_pre_step.values(), *rest], dtype=torch.int32, device="cpu"))
         for ends, counts in ((self.cu_seqlens_q, step_dict), (self.cu_seqlens_kv, self.sequences)):
-            ends[1:] = torch.tensor([*counts.values(), *rest], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            ends[1:] = torch.tensor([*counts.values(), *rest], dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
 
     def get_seqlens_pre_step(self) -> torch.Tensor:
         """int32 ``[max_batch_size]``: the tokens of each sequence of the batch before this pass, which are the positions of its first new ones."""

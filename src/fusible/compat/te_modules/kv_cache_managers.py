@@ -223,7 +223,7 @@ class PagedKVCacheManager(_OfTensors):
         self.sequences, self._pages, self._free = lengths, pages_of, free
         rows = [pages + [0] * (self.max_pages_per_seq - len(pages)) for pages in pages_of.values()]
         if rows:
-            self.page_table[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
+            self.page_table[: len(rows)] = torch.tensor(rows, dtype=torch.int32, device="cpu")
         return self.sequences
 
     def _table(self, layer: int) -> torch.Tensor:

@@ -156,7 +156,7 @@ class ShardWriter:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor, on the host, in the order of its elements; of a tensor that lies so already no copy."""
     flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _pieces(content: torch.Tensor, step: int = 1 << 26) -> Iterator[memoryview]:

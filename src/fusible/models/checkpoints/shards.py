@@ -57,7 +57,7 @@ class Shards:
         Raises ``CheckpointError`` where the file is another one by now.
         """
         if entry.numel == 0:
-            return torch.empty(entry.shape, dtype=entry.dtype)
+            return torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         windows, (place, begin) = self._files[entry.file], self._place(entry)
         mapped = self._mapped.get((entry.file, place))
         if mapped is None:

@@ -246,8 +246,8 @@ class Engine:
 
     def _logits(self, counts: dict[_Running, int]) -> Tensor:
         in_order = sorted(counts, key=lambda one: one.slot)
-        tokens = torch.tensor([token for one in in_order for token in one.tokens[one.read : one.read + counts[one]]])
-        seq_lens = torch.tensor(self._per_slot(counts), dtype=torch.int32)
+        tokens = torch.tensor([token for one in in_order for token in one.tokens[one.read : one.read + counts[one]]], device="cpu")
+        seq_lens = torch.tensor(self._per_slot(counts), dtype=torch.int32, device="cpu")
         with torch.inference_mode():
             logits = self._model.next_logits(tokens.to(self.cache.device), seq_lens, self.cache)
             self.cache.advance(seq_lens)

@@ -40,10 +40,10 @@ class Corpus:
 
     def shuffled(self, seed: int) -> Corpus:
         """The same documents in an order of a seed."""
-        order = torch.randperm(len(self.lengths), generator=torch.Generator().manual_seed(hash_seed(seed, -1)))
+        order = torch.randperm(len(self.lengths), generator=torch.Generator().manual_seed(hash_seed(seed, -1)), device="cpu")
         lengths, starts = self.lengths[order], (self.lengths.cumsum(0) - self.lengths)[order]
         moved = (starts - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
-        places = torch.arange(len(self)) + moved
+        places = torch.arange(len(self), device="cpu") + moved
         return Corpus(self.tokens[places], self.learned[places], lengths)
 
     def split(self, share: float) -> tuple[Corpus, Corpus]:
@@ -54,7 +54,7 @@ class Corpus:
         first, last = self.lengths[before].clone(), self.lengths[~before]
         if len(first) and (over := int(ends[before][-1]) - border):
             first[-1] -= over
-            last = torch.cat([torch.tensor([over]), last])
+            last = torch.cat([torch.tensor([over], device="cpu"), last])
         parts = (slice(None, border), first), (slice(border, None), last)
         one, other = (Corpus(self.tokens[part], self.learned[part], lengths) for part, lengths in parts)
         return one, other

@@ -37,7 +37,7 @@ class Adapted(nn.Module):
         self.base, self.product, self.rank, self.alpha = base, product, rank, alpha
         device = next(base.parameters()).device
         bound = 1 / math.sqrt(product.columns)
-        drawn = torch.empty(len(product.names) * rank, product.columns).uniform_(-bound, bound, generator=generator)
+        drawn = torch.empty(len(product.names) * rank, product.columns, device="cpu").uniform_(-bound, bound, generator=generator)
         self.down = nn.Parameter(drawn.to(device))
         self.up = nn.ParameterList(torch.zeros(rows, rank, device=device) for rows in product.rows)
 

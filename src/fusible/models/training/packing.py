@@ -53,7 +53,7 @@ class Windows:
 
     def batch(self, places: torch.Tensor, counted: torch.Tensor | None = None) -> PackedBatch:
         """Some of the windows, one behind the other. ``counted``: bool ``[windows]``, of which of these something is to be foretold; None: of all."""
-        starts = torch.cat([self.begins[places].flatten().nonzero().flatten(), torch.tensor([len(places) * self.length])])
+        starts = torch.cat([self.begins[places].flatten().nonzero().flatten(), torch.tensor([len(places) * self.length], device="cpu")])
         targets = self.targets[places] if counted is None else self.targets[places].where(counted[:, None], IGNORED)
         return PackedBatch(self.tokens[places].flatten().long(), targets.flatten().long(), starts.diff().to(torch.int32))
 
@@ -65,7 +65,7 @@ def pack(corpus: Corpus, length: int, of: str = "the data to train on") -> Windo
     window is left.
     """
     ends = corpus.lengths.cumsum(0)
-    has_next, has_former = (torch.ones(len(corpus), dtype=torch.bool) for _ in range(2))
+    has_next, has_former = (torch.ones(len(corpus), dtype=torch.bool, device="cpu") for _ in range(2))
     has_next[ends - 1], has_former[ends - corpus.lengths] = False, False
     tokens = corpus.tokens[has_next]
     targets = torch.where(corpus.learned, corpus.tokens, IGNORED)[has_former]
@@ -96,5 +96,5 @@ class Order:
     def _epoch(self, number: int) -> torch.Tensor:
         if number not in self._epochs:
             generator = torch.Generator().manual_seed(hash_seed(self._seed, number))
-            self._epochs = {number: torch.randperm(self._count, generator=generator)}
+            self._epochs = {number: torch.randperm(self._count, generator=generator, device="cpu")}
         return self._epochs[number]

@@ -77,7 +77,7 @@ class Processes:
         """All of ``count`` windows in as many batches for each process: this one's places, and which of them count: of several processes each has
         ``at_once`` in every batch, for they wait for one another."""
         for begin in range(0, count, at_once * self.parts):
-            places = begin + self._part * at_once + torch.arange(at_once)
+            places = begin + self._part * at_once + torch.arange(at_once, device="cpu")
             counted = places < count
             yield (places[counted], counted[counted]) if self.parts == 1 else (places.where(counted, 0), counted)
 

@@ -137,5 +137,5 @@ def _tensors(content: Any, path: Path) -> dict[str, torch.Tensor]:
             flat = torch.frombuffer(content, dtype=torch.uint8, count=entry.nbytes, offset=entry.start)
             found[name] = flat.clone().view(entry.dtype).view(entry.shape)
         else:
-            found[name] = torch.empty(entry.shape, dtype=entry.dtype)
+            found[name] = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
     return found

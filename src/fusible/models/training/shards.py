@@ -51,7 +51,7 @@ def _whole(of: str, pieces: Sequence[tuple[list[int], torch.Tensor]]) -> torch.T
     shape = [max(stop for _, stop in along) for along in zip(*places, strict=True)]
     if math.prod(shape) != sum(piece.numel() for _, piece in pieces):
         raise CheckpointError(expected("all of it", of=of, got="some pieces", do="use an intact checkpoint"))
-    whole = torch.zeros(shape, dtype=dtype)
+    whole = torch.zeros(shape, dtype=dtype, device="cpu")
     for place, (_, piece) in zip(places, pieces, strict=True):
         whole[tuple(slice(*along) for along in place)] = piece
     return whole

@@ -69,14 +69,14 @@ def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, ragged: bool = Fa
         raise DTypeError(expected("a torch.Tensor", of="x", got=type(x).__qualname__, do="convert it"))
     shape = tuple(x.shape)
     if len(shape) == 3 and seq_lens is None:
-        lengths = torch.full(shape[:1], shape[1], dtype=torch.int32) if ragged else None
+        lengths = torch.full(shape[:1], shape[1], dtype=torch.int32, device="cpu") if ragged else None
         return Batch(x.reshape(shape[0] * shape[1], shape[2]), shape[:2], lengths, shape[1])
     if seq_lens is not None:
         _check_integers(seq_lens)
     if len(shape) not in (2, 3):
         raise ShapeError(expected("a tensor [tokens, hidden] or [batch, seq, hidden]", of="x", got=f"shape {list(shape)}", do="reshape it"))
     if seq_lens is None:
-        return Batch(x, shape[:1], torch.tensor(shape[:1], dtype=torch.int32) if ragged else None, shape[0])
+        return Batch(x, shape[:1], torch.tensor(shape[:1], dtype=torch.int32, device="cpu") if ragged else None, shape[0])
     if len(shape) == 3:
         return _padded(x, seq_lens)
     if seq_lens.dtype == torch.bool:

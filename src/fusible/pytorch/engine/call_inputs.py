@@ -56,7 +56,7 @@ def unflatten_call_inputs(names: Sequence[str], key: Sequence[Any], leaves: Sequ
 
 def draw_seed(device: torch.device) -> torch.Tensor:
     """int64 ``[1]``, drawn from torch's default generator."""
-    return torch.randint(2**62, (1,)).to(device)
+    return torch.randint(2**62, (1,), device="cpu").to(device)
 
 
 def call_input_values(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: torch.Tensor | None) -> dict[str, Any]:

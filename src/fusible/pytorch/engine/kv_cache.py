@@ -142,10 +142,10 @@ class KVCache:
             raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got=got, do=do))
         checked = self._checked(seq_lens)
         self._reserve(checked)
-        new = torch.tensor(checked, dtype=torch.int32)
-        starts = torch.tensor(self._lengths, dtype=torch.int32)
-        cu_lengths = torch.cat([torch.zeros(1, dtype=torch.int32), (starts + new).cumsum(0, dtype=torch.int32)])
-        page_table = torch.tensor([pages + [0] * (self.pages_per_sequence - len(pages)) for pages in self._pages_of], dtype=torch.int32)
+        new = torch.tensor(checked, dtype=torch.int32, device="cpu")
+        starts = torch.tensor(self._lengths, dtype=torch.int32, device="cpu")
+        cu_lengths = torch.cat([torch.zeros(1, dtype=torch.int32, device="cpu"), (starts + new).cumsum(0, dtype=torch.int32)])
+        page_table = torch.tensor([pages + [0] * (self.pages_per_sequence - len(pages)) for pages in self._pages_of], dtype=torch.int32, device="cpu")
         shared = [Tensor(t.to(self.device), DType.Int32) for t in (page_table, starts, cu_lengths)]
         return {position: nvte.KVCache(*self._layer((owner, position), kept), *shared) for position, kept in plan.caches.items()}
 

@@ -183,7 +183,7 @@ class ScalingOwner:
             for name in ("forward", "backward"):
                 state: ScalingState = getattr(self.current, name)
                 tensors |= {f"{name}.{field}": tensor for field, tensor in state.tensors().items()}
-            tensors["open"] = torch.tensor([self._state.open])
+            tensors["open"] = torch.tensor([self._state.open], device="cpu")
             return _encoded(tensors)
 
     def load(self, saved: torch.Tensor) -> None:

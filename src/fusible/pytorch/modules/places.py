@@ -26,7 +26,7 @@ class Place(torch.Tensor):
     """A scalar that stands where a scaling state may come."""
 
     def __new__(cls) -> Place:
-        return torch.Tensor._make_subclass(cls, torch.zeros((), dtype=torch.uint8))
+        return torch.Tensor._make_subclass(cls, torch.zeros((), dtype=torch.uint8, device="cpu"))
 
 
 def without_places(state_dict: dict[str, Any]) -> None:

@@ -129,7 +129,7 @@ class OperationFuser(PipelineRunner):
         """
         args, recipe = self.parameters(), None if recipe is None else recipe.immutable()
         if x is None:
-            like = args[0] if args else torch.empty(0)
+            like = args[0] if args else torch.empty(0, device="cpu")
             x = torch.empty(0, self._width(), dtype=like.dtype, device=like.device, requires_grad=True)
         sides = [x] * len(self.sides)
         plan = self.plan(x, args, autocast(enabled=recipe is not None, recipe=recipe), True, sides)

@@ -167,7 +167,7 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
     def get_extra_state(self) -> torch.Tensor:
         """uint8 ``[0]``: the place in a state dict that the package's operations have, and want, for scaling states; here they go by
         ``scaling_state``."""
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def make_op(self) -> Op:
         """The entry of a plan that does the operation's arithmetic. By default its own ``op_forward`` and ``op_backward``."""

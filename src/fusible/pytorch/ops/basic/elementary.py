@@ -76,7 +76,7 @@ class Reshape(BasicOperation):
 
     def from_theirs(self, op: Op, saved: Sequence[Any] | None, context: OperationContext) -> Mapping[str, Any] | None:
         shape = getattr(context, "input_shape", None)
-        return super().from_theirs(op, saved, context) if shape is None else {"x": torch.empty(()).expand(shape)}
+        return super().from_theirs(op, saved, context) if shape is None else {"x": torch.empty((), device="cpu").expand(shape)}
 
     def told(self, op: Op, kept: Mapping[str, Any], lent: Quantizer | None) -> dict[str, Any]:
         return {**super().told(op, kept, lent), "input_shape": kept["shape"].shape[:-1]}

@@ -13,7 +13,7 @@ from fusible import cpp_extensions as native
 from fusible.tex.activations import GATES, native_options
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
 from fusible.tex.backends.cpu.kernel_calls import specialized
-from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.layouts import HOST, as_read
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.sums import rounded
@@ -72,7 +72,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> list[Any]:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"dbias_d{name}")
-        bias_grad = torch.empty(x.shape[-1], dtype=torch.float32)
+        bias_grad = torch.empty(x.shape[-1], dtype=torch.float32, device=HOST)
         dx = produce(partial(native.activation_backward, bias_grad=bias_grad), (name, g, x), x.shape, g.dtype, quantizer, like=x)
         return [bias_grad if g.dtype is torch.float32 else bias_grad.to(g.dtype), dx]
 

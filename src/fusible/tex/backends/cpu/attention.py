@@ -12,7 +12,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
 from fusible.tex.backends.cpu.kernel_calls import specialized
-from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.layouts import HOST, as_read
 from fusible.tex.backends.cpu.operands import int32
 from fusible.tex.backends.cpu.rope import rotated
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts, own_name
@@ -126,9 +126,11 @@ def _step(
 ) -> Tensor:
     """A step of what has been checked and rotated. ``sizes``: the most new tokens of a sequence, and the tokens that one can have."""
     native.copy_to_cache(k, keys, v, values, table, lengths, cached, True)
-    out, rows = torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype), (*q.shape[:2], 1)
+    out, rows = torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=HOST), (*q.shape[:2], 1)
     lying = lengths, None, cached, None, table, table, None
-    native.attention_forward(q, keys, values, out, torch.empty(rows), torch.empty(rows), *mask, *lying, 0.0, _NOTHING_DRAWN, *sizes)
+    native.attention_forward(
+        q, keys, values, out, torch.empty(rows, device=HOST), torch.empty(rows, device=HOST), *mask, *lying, 0.0, _NOTHING_DRAWN, *sizes
+    )
     return out
 
 
@@ -170,7 +172,7 @@ class AttentionKernels(AttentionBySteps):
         names = (format_name(call.o_format, lay.q), format_name(call.do_format, lay.q))
         q, k, v, o, do = _operands(lay, (call.Q, call.K, call.V), (call.O, call.dO), names)
         extra = _extra_logits(rules, q.shape[-2])
-        doffset = None if offset is None else torch.empty(1, q.shape[-2], 1, 1, dtype=torch.float32)
+        doffset = None if offset is None else torch.empty(1, q.shape[-2], 1, 1, dtype=torch.float32, device=HOST)
         written = (_tokens(dq, to.q), _tokens(dk, to.kv), _tokens(dv, to.kv))
         row_stats, lengths = _readable(_tokens(stats, lay.statistics)), _lengths(lay, call)
         native.attention_backward(q, k, v, o, do, row_stats, *written, *_mask(rules), *lengths, extra, doffset, *_draw(rules))
@@ -214,7 +216,7 @@ class AttentionKernels(AttentionBySteps):
         return _step(q, k, v, keys, values, lengths, cached, table, _mask_of_step(call, window), sizes)
 
 
-_NOTHING_DRAWN = torch.zeros(2, dtype=torch.int64)
+_NOTHING_DRAWN = torch.zeros(2, dtype=torch.int64, device=HOST)
 
 
 def _lie_as_kernels_read(memory: tuple[Tensor, ...]) -> bool:
@@ -234,7 +236,7 @@ def _caches_disjoint(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tens
 
 def _rules(call: CallArguments, offset: Tensor | None, dropout: float, rng_state: Tensor | None) -> ScoreRules[Tensor]:
     """The rules of a call without a bias; the state of the draw is any where nothing is dropped."""
-    return ScoreRules.of(call, None, offset, dropout, torch.zeros(2, dtype=torch.int64) if rng_state is None else rng_state)
+    return ScoreRules.of(call, None, offset, dropout, torch.zeros(2, dtype=torch.int64, device=HOST) if rng_state is None else rng_state)
 
 
 def _pages(call: CallArguments) -> tuple[Tensor | None, Tensor | None]:
@@ -286,5 +288,5 @@ def _draw(rules: ScoreRules[Tensor]) -> tuple[float, Tensor, int, int]:
 def _extra_logits(rules: ScoreRules[Tensor], heads: int) -> Tensor | None:
     """The logit of the denominator's extra term, of each head."""
     if rules.softmax == NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX:
-        return torch.zeros(heads, dtype=torch.float32)
+        return torch.zeros(heads, dtype=torch.float32, device=HOST)
     return None if rules.offset is None else rules.offset.float().flatten().contiguous()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
-from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.layouts import HOST, as_read
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.scale_order import swizzle, unswizzle
 from fusible.tex.calls.seeds import draw_seeds
@@ -50,7 +50,7 @@ __all__ = [
     "values_of_blocks",
 ]
 
-_READER = BlockReader("cpu", lambda shape, data: torch.zeros(shape, dtype=torch.float32), unswizzle)
+_READER = BlockReader("cpu", lambda shape, data: torch.zeros(shape, dtype=torch.float32, device=HOST), unswizzle)
 
 Buffers = dict[str, Tensor]
 
@@ -121,7 +121,9 @@ def quantize_blocks(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
     if noop is not None and swizzled in options:
         options[swizzled] = output is not None and output._with_gemm_swizzled_scales
     specs = form.buffer_specs(quantizer, x.shape, *asked)
-    buffers = {name: (torch.empty if name.endswith("data") else torch.zeros)(size, dtype=stored) for name, (size, stored) in specs.items()}
+    buffers = {
+        name: (torch.empty if name.endswith("data") else torch.zeros)(size, dtype=stored, device=HOST) for name, (size, stored) in specs.items()
+    }
     if x.numel():
         encode = FORMATS[form].encode
         assert encode is not None
@@ -254,7 +256,7 @@ def _decoded(x: Any, way: str, scales: Tensor, dtype: torch.dtype) -> tuple[Tens
     """The values of a copy as they are stored, whether that is transposed, and whether they are as ``BlockKernels.decode`` says."""
     form, _, shape = _READER.stored(x, way)
     turned = form.transposed and way == "columnwise"
-    values = torch.empty(shape[::-1] if turned else shape, dtype=dtype)
+    values = torch.empty(shape[::-1] if turned else shape, dtype=dtype, device=HOST)
     plain = not values.numel() or FORMATS[form].decode(x, way, scales, values)
     return values, turned, plain
 
@@ -279,7 +281,7 @@ def _encode_nvfp4(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
     ways = [way for way in WAYS if f"{way}_data" in buffers]
     sources, amaxes = dict.fromkeys(ways, matrix), dict[str, float]()
     if quantizer.with_rht and "columnwise" in ways:
-        sources["columnwise"] = torch.empty(matrix.shape, dtype=torch.bfloat16)
+        sources["columnwise"] = torch.empty(matrix.shape, dtype=torch.bfloat16, device=HOST)
         amaxes["columnwise"] = native.transform_columns(matrix, _of_kernels(quantizer.rht_matrix), sources["columnwise"])
     plain = native.amax(matrix) if len(amaxes) < len(ways) else 0.0
     for way in ways:

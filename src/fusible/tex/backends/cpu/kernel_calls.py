@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.layouts import HOST
 from fusible.tex.calls.call_text import compiled
 from fusible.tex.interface.kernel_calls import Buffer, KernelCall, KernelCalls, Operand, View, as_data
 from fusible.tex.interface.specialize import SpecializedCall
@@ -60,7 +61,7 @@ class _Text:
         if isinstance(value, Operand):
             return f"o{value.number}"
         if isinstance(value, Buffer):
-            return self._made_by(value, f"{self.named(torch.empty)}({value.shape!r}, dtype={self.named(value.dtype)})")
+            return self._made_by(value, f"{self.named(torch.empty)}({value.shape!r}, dtype={self.named(value.dtype)}, device={self.named(HOST)})")
         if isinstance(value, View):
             return self._made_by(value, f"{self.named(_view)}({self.of(value.of)}, {self.named(value)})")
         return repr(value) if value is None or type(value) in (bool, int, str) else self.named(value)
@@ -76,7 +77,7 @@ def _view(of: Tensor, view: View) -> Tensor:
     begin = (of.storage_offset() * of.element_size() + view.offset) // view.dtype.itemsize
     if of.dtype is view.dtype:
         return torch.as_strided(of, view.shape, view.strides, begin)
-    return torch.empty(0, dtype=view.dtype).set_(of.untyped_storage(), begin, view.shape, view.strides)
+    return torch.empty(0, dtype=view.dtype, device=HOST).set_(of.untyped_storage(), begin, view.shape, view.strides)
 
 
 def _copy(src: Tensor, dst: Tensor) -> None:

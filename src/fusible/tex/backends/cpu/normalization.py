@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
 from fusible.tex.backends.cpu.kernel_calls import specialized
-from fusible.tex.backends.cpu.layouts import PLAIN_CLASSES, as_read
+from fusible.tex.backends.cpu.layouts import HOST, PLAIN_CLASSES, as_read
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.normalization import NormalizationBySteps, NormGradient, NormOutput
@@ -111,4 +111,4 @@ def _written(operands: tuple[Any, ...], output: NormOutput) -> Any:
 def _statistic(x: Tensor) -> Tensor:
     shape = x.shape
     rows = shape[0] if len(shape) == 2 else outer(shape)
-    return x.new_empty(rows) if x.dtype is torch.float32 else torch.empty(rows, dtype=torch.float32)
+    return x.new_empty(rows) if x.dtype is torch.float32 else torch.empty(rows, dtype=torch.float32, device=HOST)

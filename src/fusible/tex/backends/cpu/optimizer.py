@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.layouts import HOST
 from fusible.tex.calls.checks import adam_corrections
 from fusible.tex.calls.memory_checks import check_no_inner_overlap
 from fusible.tex.calls.optimizer import check_float_lists
@@ -35,10 +36,10 @@ class OptimizerKernels(Optimizer):
     ) -> tuple[Any, Any]:
         check_float_lists(tensor_lists, (1,), "multi_tensor_l2norm", Tensor.numel, _FLOATING)
         total, each = native.multi_tensor_l2norm(_contiguous(tensor_lists[0]))
-        norm = torch.tensor([total], dtype=torch.float64).float()
+        norm = torch.tensor([total], dtype=torch.float64, device=HOST).float()
         if not norm.isfinite():
             noop_flag.fill_(1)
-        return norm, torch.tensor(each if per_tensor_python else [], dtype=torch.float64).float()
+        return norm, torch.tensor(each if per_tensor_python else [], dtype=torch.float64, device=HOST).float()
 
     @by_name
     def multi_tensor_adam(self, call: CallArguments) -> None:

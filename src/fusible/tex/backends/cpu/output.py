@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fusible.errors import DTypeError, expected
+from fusible.tex.backends.cpu.layouts import HOST
 from fusible.tex.backends.cpu.quantize import check_output, quantize_tensor, write_delayed
 from fusible.tex.formats import scheme_of
 from fusible.tex.protocol import QuantizerLike, check_shape
@@ -70,16 +71,16 @@ def _scratch(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     cost page faults, and leaves holes in the heap."""
     size = math.prod(shape) * dtype.itemsize
     if not _LARGE <= size <= _KEPT:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=HOST)
     if _local.memory is None or _local.memory.numel() < size:
         _local.memory = None
-        _local.memory = torch.empty(size, dtype=torch.uint8)
+        _local.memory = torch.empty(size, dtype=torch.uint8, device=HOST)
     return _local.memory[:size].view(dtype).view(shape)
 
 
 def _plain(kernel: Callable[..., Any], operands: tuple[Any, ...], shape: Sequence[int], dtype: torch.dtype, out: Tensor | None) -> Tensor:
     if out is None:
-        out = torch.empty(shape, dtype=dtype)
+        out = torch.empty(shape, dtype=dtype, device=HOST)
         kernel(*operands, out, dtype)
         return out
     check_shape(out, shape, "the given output")

@@ -13,6 +13,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.cpu.blocks import quantize_blocks, takes, values_of_blocks
+from fusible.tex.backends.cpu.layouts import HOST
 from fusible.tex.backends.cpu.sums import sums_of_columns
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.layout import check_disjoint
@@ -57,7 +58,7 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
     def bgrad_quantize(self, input: Tensor, quantizer: QuantizerLike | None) -> list[Any]:
         if not takes(quantizer):
             return hand_over(self, "bgrad_quantize", input, quantizer)  # type: ignore[arg-type]
-        bias_grad = torch.empty(input.shape[-1], dtype=torch.float32)
+        bias_grad = torch.empty(input.shape[-1], dtype=torch.float32, device=HOST)
         quantized = quantize_tensor(input, quantizer, bias_grad=bias_grad)
         return [bias_grad if input.dtype is torch.float32 else bias_grad.to(input.dtype), quantized]
 
@@ -69,12 +70,12 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
         check_bytes(input, "input of fp8_transpose")
         shape = transposed_shape(input.shape)
         if out is None:
-            out = torch.empty(shape, dtype=torch.uint8)
+            out = torch.empty(shape, dtype=torch.uint8, device=HOST)
         else:
             check_bytes(out, "out of fp8_transpose")
             check_shape(out, shape, "out of fp8_transpose")
             check_disjoint(out, [input], "out of fp8_transpose")
-        compact = out if out.is_contiguous() else torch.empty(shape, dtype=torch.uint8)
+        compact = out if out.is_contiguous() else torch.empty(shape, dtype=torch.uint8, device=HOST)
         native.transpose_bytes(input.contiguous().view(torch.uint8), compact.view(torch.uint8))
         return out if compact is out else out.copy_(compact.view(out.dtype))
 
@@ -96,7 +97,7 @@ def dequantize(x: Any, otype: Any) -> Tensor:
     """The values of a quantized tensor, rounded to ``otype``."""
     if not format_of(x).per_tensor:
         return values_of_blocks(x, to_torch(otype))
-    result = torch.empty(logical_shape(x), dtype=to_torch(otype))
+    result = torch.empty(logical_shape(x), dtype=to_torch(otype), device=HOST)
     native.dequantize(_rowwise(x), result, x._scale_inv, int(x._fp8_dtype))
     return result
 
@@ -120,7 +121,7 @@ def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
     data, transpose = _buffers(x.shape, quantizer, output)
     scale = _scale_of(_amax(x, quantizer), fp8, quantizer)
     native.quantize(x, data, float(scale), int(fp8), transpose, None, False, bias_grad, noop)
-    scale_inv = torch.tensor([np.float32(1.0) / scale], dtype=torch.float32)
+    scale_inv = torch.tensor([np.float32(1.0) / scale], dtype=torch.float32, device=HOST)
     if output is None:
         return build_quantized(quantizer, shape=x.shape, dtype=x.dtype, data=data, data_transpose=transpose, scale_inv=scale_inv, fp8_dtype=fp8)
     return _finish(output, data, transpose, scale_inv, fp8, noop)
@@ -138,7 +139,7 @@ def write_delayed(
     scale = quantizer.scale.view(1)
     former = quantizer.amax
     recorded = former if former is not None and former.numel() else None  # an empty one is of a quantizer that nobody asks for it
-    amax, keep = (torch.empty(1, dtype=torch.float32), False) if recorded is None else (recorded.view(1), True)
+    amax, keep = (torch.empty(1, dtype=torch.float32, device=HOST), False) if recorded is None else (recorded.view(1), True)
     write(data, int(fp8), transpose, scale, amax, keep)
     if former is None:
         quantizer.amax = amax
@@ -151,7 +152,7 @@ def write_delayed(
 def _amax(x: Tensor, quantizer: Any) -> float:
     if not quantizer.with_amax_reduction:
         return native.amax(x)
-    amax = torch.tensor([native.amax(x)], dtype=torch.float32)
+    amax = torch.tensor([native.amax(x)], dtype=torch.float32, device=HOST)
     torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=process_group(quantizer.amax_reduction_group))
     return amax.item()
 
@@ -175,9 +176,9 @@ def _buffers(shape: Sequence[int], quantizer: QuantizerLike, output: Any) -> tup
     data = output._data.contiguous() if output is not None and output._data is not None else None
     transpose = output._transpose.contiguous() if output is not None and output._transpose is not None else None
     if rowwise and data is None:
-        data = torch.empty(tuple(shape), dtype=torch.uint8)
+        data = torch.empty(tuple(shape), dtype=torch.uint8, device=HOST)
     if columnwise and transpose is None:
-        transpose = torch.empty(transposed_shape(shape), dtype=torch.uint8)
+        transpose = torch.empty(transposed_shape(shape), dtype=torch.uint8, device=HOST)
     return data, transpose if columnwise or data is None else None
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.layouts import HOST
 from fusible.tex.backends.cpu.operands import int32, unquantized
 from fusible.tex.calls.checks import check_rope
 from fusible.tex.calls.rope import starts_of
@@ -37,7 +38,7 @@ def rotated(
     """Heads ``[t, heads, width]`` of the same packed sequences, all rotated as ``fused_rope_forward`` does; ``cu_seqlens`` is contiguous int32."""
     check_rope(parts[0], angles, _THD, cu_seqlens, 1, 0, function, torch.float32)
     start = None if start_positions is None else int32(starts_of(parts[0], start_positions, _THD, cu_seqlens), f"start_positions of {function}")
-    found, frequencies = [torch.empty(x.shape, dtype=x.dtype) for x in parts], angles.contiguous()
+    found, frequencies = [torch.empty(x.shape, dtype=x.dtype, device=HOST) for x in parts], angles.contiguous()
     for x, y in zip(parts, found, strict=True):
         native.rope(x, y, frequencies, False, interleaved, False, start, cu_seqlens, 1, 0)
     return found
@@ -48,7 +49,7 @@ def _rope(call: CallArguments, input: Any, function: str, *, backward: bool) -> 
     check_rope(x, call.freqs, layout, call.cu_seqlens, call.cp_size, call.cp_rank, function, torch.float32)
     if x.stride(-1) != 1:
         x = x.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype, device=HOST)
     cu_seqlens = int32(call.cu_seqlens, f"cu_seqlens of {function}") if layout == _THD else None
     start = starts_of(x, call.start_positions, layout, cu_seqlens)
     start = None if start is None else int32(start, f"start_positions of {function}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.kernel_calls import call as kernel_call
 from fusible.tex.backends.cpu.kernel_calls import specialized
-from fusible.tex.backends.cpu.layouts import as_read
+from fusible.tex.backends.cpu.layouts import HOST, as_read
 from fusible.tex.interface.arguments import DTypeLike
 from fusible.tex.interface.declare import CallArguments
 from fusible.tex.interface.kernel_calls import Buffer, KernelCall
@@ -22,7 +22,7 @@ __all__ = ["SumKernels", "rounded", "sums_as_data", "sums_of_columns"]
 
 def sums_of_columns(x: Tensor, out: Tensor | None = None) -> Tensor:
     """``x`` summed over its rows in fp32, in one order for all who sum here: fused passes are held to the bits of those that are not."""
-    sums = torch.empty(x.shape[-1], dtype=torch.float32) if out is None else out
+    sums = torch.empty(x.shape[-1], dtype=torch.float32, device=HOST) if out is None else out
     native.column_sums(x.contiguous(), sums)
     return sums
 

@@ -14,7 +14,7 @@ from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format, process_group
 __all__ = ["ON_TORCH", "decode", "encode", "reduced", "scale_from_amax", "tensor_amax", "transpose_bytes"]
 
 ON_TORCH = {DType.kFloat8E4M3: torch.float8_e4m3fn, DType.kFloat8E5M2: torch.float8_e5m2}
-_LARGEST = {dtype: torch.tensor(largest, dtype=torch.float32) for dtype, largest in FP8_MAX.items()}
+_LARGEST = {dtype: torch.tensor(largest, dtype=torch.float32, device="cpu") for dtype, largest in FP8_MAX.items()}
 
 # 448 * _OVERFLOW is finite, and 480 * _OVERFLOW is infinite.
 _OVERFLOW = FLT_MAX / 464

@@ -101,7 +101,7 @@ class LayoutKernels(Layout):
 
 def addresses(tensors: Sequence[Tensor], device: torch.device | str) -> Tensor:
     """Where the data of each tensor is, int64 ``[n]`` on ``device``."""
-    return torch.tensor([x.data_ptr() for x in tensors], dtype=torch.int64).to(device)
+    return torch.tensor([x.data_ptr() for x in tensors], dtype=torch.int64, device="cpu").to(device)
 
 
 def allocate_together(shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], device: Any, alignments: Sequence[int]) -> list[Tensor]:

@@ -85,11 +85,11 @@ class PrimKernels(TorchKernels, PrimFormulas):
         return torch.empty(shape, dtype=to_torch(dtype), device=like.device)
 
     def _angle_table(self, positions: int, width: int, base: float, like: Tensor, factors: Sequence[float]) -> Tensor:
-        exponents = torch.arange(0, width, 2, dtype=torch.float64) / -width
-        frequencies = torch.pow(torch.tensor(base, dtype=torch.float64), exponents)
+        exponents = torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / -width
+        frequencies = torch.pow(torch.tensor(base, dtype=torch.float64, device="cpu"), exponents)
         if factors:
-            frequencies *= torch.tensor(factors, dtype=torch.float64)
-        angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies).to(accumulator(like.dtype))
+            frequencies *= torch.tensor(factors, dtype=torch.float64, device="cpu")
+        angles = torch.outer(torch.arange(positions, dtype=torch.float64, device="cpu"), frequencies).to(accumulator(like.dtype))
         return torch.cat((angles, angles), -1).view(positions, 1, 1, width).to(like.device)
 
     def _drawn_mask(self, x: Tensor, probability: float, seed: Tensor, offset: int) -> Tensor:

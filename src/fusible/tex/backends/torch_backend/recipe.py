@@ -17,7 +17,7 @@ __all__ = ["RecipeKernels"]
 
 class RecipeKernels(TorchKernels, RecipeFormulas):
     def _update_scales(self, updates: Iterable[tuple[Tensor, Tensor, Tensor]], largest: float, of_window: bool) -> None:
-        of = torch.tensor(largest, dtype=torch.float32)
+        of = torch.tensor(largest, dtype=torch.float32, device="cpu")
         for buffer, history, scale in updates:
             last = torch.where(buffer != 0, buffer, history[0])
             seen = last != 0

@@ -22,7 +22,7 @@ class DropoutKernels(LazyKernels, DropoutFormulas):
             got = "an argument of a function being compiled, whose every run would drop the same elements"
             do = "use tex.prim.dropout, which takes its seed as a tensor"
             raise NotServedError(expected("a tensor with a value", of="dropout_fwd on lazy tensors", got=got, do=do))
-        random = torch.empty(x.size, dtype=torch.uint8).random_(0, 256).numpy()
+        random = torch.empty(x.size, dtype=torch.uint8, device="cpu").random_(0, 256).numpy()
         mask = Tensor(np.packbits(random >= least, bitorder="little"))
         return self._kept_by(mask, x.shape), mask
 
