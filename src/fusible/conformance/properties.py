@@ -3,7 +3,8 @@
 A call writes only to what its sample declares. Its results share memory with an argument or with one another only where those of the reference do,
 and they do share it with an argument that is given as an output. They are contiguous where the reference's are. A second call gives the same results
 in memory of its own, and draws the same numbers from a generator in the same state. Arguments with gaps between their elements, or that begin behind
-the start of their storage, give the same results as others.
+the start of their storage, give the same results as others. So does a call while torch's default device is another one: results lie where arguments
+do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ __all__ = ["Properties"]
 
 Call = Callable[..., Any]
 Compare = Callable[[Any, dict[str, Any]], Any]
+_ELSEWHERE = "meta"
+"""A device that every torch has, and whose tensors hold nothing."""
 
 
 class Properties:
@@ -45,6 +48,7 @@ class Properties:
             self._lies_densely(came, theirs[1])
             self._a_second_call(deepcopy(fresh), result, came, compare)
             self._laid_otherwise(sample, fresh, compare)
+            self._while_another_device_is_default(fresh, compare)
 
     def _sides(self, arguments: dict[str, Any], result: Any) -> tuple[Any, Any]:
         """Arguments and result on the backend's side, where it has another."""
@@ -116,6 +120,23 @@ class Properties:
             except Disagreement as error:
                 raise Disagreement(f"of arguments with gaps between their elements, {error}") from None
             return
+
+    def _while_another_device_is_default(self, fresh: dict[str, Any], compare: Compare) -> None:
+        arguments, when = deepcopy(fresh), f"while torch's default device is {_ELSEWHERE}"
+        try:
+            with torch.device(_ELSEWHERE):
+                result = self._call(self._function, **arguments)
+        except NotServedError:
+            return
+        except Exception as error:
+            raise Disagreement(f"{when}, {type(error).__name__}: {error}") from error
+        for path, x in tensors(result):
+            if x.device.type == _ELSEWHERE:
+                raise Disagreement(f"the result {path} lies there {when}")
+        try:
+            compare(result, arguments)
+        except Disagreement as error:
+            raise Disagreement(f"{when}, {error}") from None
 
     def _refuses(self, fresh: dict[str, Any], *, strided: Collection[str] = (), shifted: Collection[str] = ()) -> bool:
         """Whether the reference does not take these arguments so laid."""

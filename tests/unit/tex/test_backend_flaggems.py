@@ -45,7 +45,7 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 def scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     s = scale * q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
-    return s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf) if causal else s
+    return s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), -torch.inf) if causal else s
 
 
 def attention_forward(

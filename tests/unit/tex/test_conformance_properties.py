@@ -58,6 +58,11 @@ def reads_past_gaps(true: Any, *, a: Any, **rest: Any) -> Any:
     return true(a=a if a.is_contiguous() else torch.as_strided(a, a.shape, torch.empty(a.shape).stride()), **rest)
 
 
+def makes_its_result_anywhere(true: Any, **arguments: Any) -> Any:
+    made = true(**arguments)
+    return torch.empty(made.shape, dtype=made.dtype).copy_(made)
+
+
 @pytest.mark.parametrize(
     ("function", "wrong", "words"),
     [
@@ -66,6 +71,7 @@ def reads_past_gaps(true: Any, *, a: Any, **rest: Any) -> Any:
         ("rmsnorm_fwd", leaves_the_output_alone, "into ln_out: output ln_out is"),
         ("rmsnorm_fwd", returns_a_copy_of_the_output, "result.0 is not the argument ln_out that was given to be written"),
         ("prim_add", reads_past_gaps, "of arguments with gaps between their elements"),
+        ("prim_add", makes_its_result_anywhere, "lies there while torch's default device is meta"),
     ],
 )
 def test_a_kernel_without_a_property_is_told_so(function: str, wrong: Any, words: str) -> None:
