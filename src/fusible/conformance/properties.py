@@ -3,8 +3,8 @@
 A call writes only to what its sample declares. Its results share memory with an argument or with one another only where those of the reference do,
 and they do share it with an argument that is given as an output. They are contiguous where the reference's are. A second call gives the same results
 in memory of its own, and draws the same numbers from a generator in the same state. Arguments with gaps between their elements, or that begin behind
-the start of their storage, give the same results as others. So does a call while torch's default device is another one: results lie where arguments
-do.
+the start of their storage, give the same results as others. So does a call while torch's default device and dtype are others: results lie where
+arguments do, and what is in float32 is so whatever torch makes of a number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Properties:
             self._lies_densely(came, theirs[1])
             self._a_second_call(deepcopy(fresh), result, came, compare)
             self._laid_otherwise(sample, fresh, compare)
-            self._while_another_device_is_default(fresh, compare)
+            self._while_defaults_are_others(fresh, result, compare)
 
     def _sides(self, arguments: dict[str, Any], result: Any) -> tuple[Any, Any]:
         """Arguments and result on the backend's side, where it has another."""
@@ -121,8 +121,10 @@ class Properties:
                 raise Disagreement(f"of arguments with gaps between their elements, {error}") from None
             return
 
-    def _while_another_device_is_default(self, fresh: dict[str, Any], compare: Compare) -> None:
-        arguments, when = deepcopy(fresh), f"while torch's default device is {_ELSEWHERE}"
+    def _while_defaults_are_others(self, fresh: dict[str, Any], usual: Any, compare: Compare) -> None:
+        arguments, when = deepcopy(fresh), f"while torch's defaults are {_ELSEWHERE} and float64"
+        former = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
         try:
             with torch.device(_ELSEWHERE):
                 result = self._call(self._function, **arguments)
@@ -130,9 +132,14 @@ class Properties:
             return
         except Exception as error:
             raise Disagreement(f"{when}, {type(error).__name__}: {error}") from error
+        finally:
+            torch.set_default_dtype(former)
+        dtypes = {path: x.dtype for path, x in tensors(usual)}
         for path, x in tensors(result):
             if x.device.type == _ELSEWHERE:
                 raise Disagreement(f"the result {path} lies there {when}")
+            if x.dtype is not dtypes.get(path, x.dtype):
+                raise Disagreement(f"the result {path} is of {x.dtype} and not of {dtypes[path]} {when}")
         try:
             compare(result, arguments)
         except Disagreement as error:

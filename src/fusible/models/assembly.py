@@ -224,4 +224,6 @@ class Seeded:
 
     def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Drawn in fp32 on the CPU: the same numbers on every device, in every dtype rounded."""
-        return (torch.randn(shape, generator=self._generator, device="cpu") * self.deviation).to(self.device, dtype or self.dtype)
+        return (torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu") * self.deviation).to(
+            self.device, dtype or self.dtype
+        )

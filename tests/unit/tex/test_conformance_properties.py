@@ -63,6 +63,10 @@ def makes_its_result_anywhere(true: Any, **arguments: Any) -> Any:
     return torch.empty(made.shape, dtype=made.dtype).copy_(made)
 
 
+def makes_numbers_of_any_dtype(true: Any, *, a: Any, **rest: Any) -> Any:
+    return true(a=a, **rest) + torch.zeros(a.shape, device=a.device)
+
+
 @pytest.mark.parametrize(
     ("function", "wrong", "words"),
     [
@@ -71,7 +75,8 @@ def makes_its_result_anywhere(true: Any, **arguments: Any) -> Any:
         ("rmsnorm_fwd", leaves_the_output_alone, "into ln_out: output ln_out is"),
         ("rmsnorm_fwd", returns_a_copy_of_the_output, "result.0 is not the argument ln_out that was given to be written"),
         ("prim_add", reads_past_gaps, "of arguments with gaps between their elements"),
-        ("prim_add", makes_its_result_anywhere, "lies there while torch's default device is meta"),
+        ("prim_add", makes_its_result_anywhere, "lies there while torch's defaults are meta and float64"),
+        ("prim_add", makes_numbers_of_any_dtype, "is of torch.float64 and not of torch.float32 while torch's defaults"),
     ],
 )
 def test_a_kernel_without_a_property_is_told_so(function: str, wrong: Any, words: str) -> None:

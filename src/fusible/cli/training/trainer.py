@@ -166,7 +166,11 @@ def _load_model(model: ByteGPT, saved: Mapping[str, torch.Tensor], steps: int) -
 def _expected_state(model: ByteGPT, steps: int) -> dict[str, torch.Tensor]:
     """The names, shapes and dtypes of a saved state after ``steps``; before the first there are no moments."""
     parameters = dict(model.named_parameters()) if steps else {}
-    state = {f"{name}.{kind}": torch.zeros((), device="cpu") if kind == "step" else p for name, p in parameters.items() for kind in MOMENT_KINDS}
+    state = {
+        f"{name}.{kind}": torch.zeros((), dtype=torch.float32, device="cpu") if kind == "step" else p
+        for name, p in parameters.items()
+        for kind in MOMENT_KINDS
+    }
     return {**state, RNG_STATE: torch.get_rng_state()}
 
 

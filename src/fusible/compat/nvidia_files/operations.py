@@ -82,7 +82,10 @@ def operations_to_nvidia(model: nn.Module) -> dict[str, Any]:
 
 
 def _blank(recipe: DelayedScaling, short: str, window: int, count: int) -> dict[str, Any]:
-    history = {f"scale_{short}": torch.ones(count, device="cpu"), f"amax_history_{short}": torch.zeros(window, count, device="cpu")}
+    history = {
+        f"scale_{short}": torch.ones(count, dtype=torch.float32, device="cpu"),
+        f"amax_history_{short}": torch.zeros(window, count, dtype=torch.float32, device="cpu"),
+    }
     return {"recipe": Recipe.of(recipe), **history, "extra_fp8_variables": {}}
 
 
@@ -125,7 +128,10 @@ def _joined(places: Mapping[str, list[_Place]], states: Mapping[str, Any], edges
         window = max(len(state[each][f"amax_history_{short}"]) for state, each, short in found)
         formats = _format(next(state[each].get("recipe") for state, each, _ in found))
         for each, short in _PASSES:
-            scale, history = torch.ones(len(places[each]), device="cpu"), torch.zeros(window, len(places[each]), device="cpu")
+            scale, history = (
+                torch.ones(len(places[each]), dtype=torch.float32, device="cpu"),
+                torch.zeros(window, len(places[each]), dtype=torch.float32, device="cpu"),
+            )
             for column, place in enumerate(places[each]):
                 state = (states.get(place.key) or {}).get(each)
                 if state is not None:

@@ -91,7 +91,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         self.attention_dropout = attention_dropout
         forks = get_rng_state_tracker is not None and not sequence_parallel and attention_dropout > 0
         self._dropout_context: Callable[[], Any] = get_rng_state_tracker().fork if forks and get_rng_state_tracker is not None else nullcontext
-        offset = torch.zeros(num_attention_heads // sharding.size, device=device_of("cuda"))
+        offset = torch.zeros(num_attention_heads // sharding.size, dtype=torch.float32, device=device_of("cuda"))
         self.softmax_offset = {"vanilla": None, "off-by-one": offset, "learnable": nn.Parameter(offset)}[softmax_type]
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 

@@ -90,7 +90,10 @@ def _written(owner: ScalingOwner) -> torch.Tensor:
     for name, short, size, kinds in _PASSES:
         of_pass = read[name].advance(recipe) if read["open"] else read[name]
         places = _places(of_pass.slots, size, kinds)
-        scale, history = torch.ones(size * products, device="cpu"), torch.zeros(len(of_pass.amax_history), size * products, device="cpu")
+        scale, history = (
+            torch.ones(size * products, dtype=torch.float32, device="cpu"),
+            torch.zeros(len(of_pass.amax_history), size * products, dtype=torch.float32, device="cpu"),
+        )
         scale[places], history[:, places] = of_pass.scale, of_pass.amax_history
         state[f"scale_{short}"], state[f"amax_history_{short}"] = scale, history
         variables[f"fp8_max_{short}"] = int(FP8_MAX[of_pass.fp8_dtype])

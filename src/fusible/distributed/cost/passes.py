@@ -40,7 +40,7 @@ class PassMemory(NamedTuple):
 def pass_memory(plan: Plan, rows: int, gathered: int = 1) -> PassMemory:
     """What the passes of ``plan`` hold on ``rows`` rows of x, ``gathered`` times as many where columns are shared out."""
     (forward,), (backward,) = plan.segments[0].forward, plan.segments[0].backward
-    scales = {slot: torch.ones(1, device="meta") for slot in (*plan.state.forward, *plan.state.backward)}
+    scales = {slot: torch.ones(1, dtype=torch.float32, device="meta") for slot in (*plan.state.forward, *plan.state.backward)}
     parameters, alive = _parameters(plan), _Alive()
     alive.leave_out(_tensors([*parameters, *scales.values()]))
     with alive.watching():

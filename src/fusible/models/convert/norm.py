@@ -88,7 +88,7 @@ def find_norm(module: nn.Module) -> FoundNorm:
 
 def _by_trying(module: nn.Module, features: int, biased: bool, eps: float) -> FoundNorm:
     rows = 3 if features != 3 else 2
-    x = draw(2, rows, features) * torch.tensor([0.003, 1.0], device="cpu").view(2, 1, 1)  # of small rows the epsilon counts
+    x = draw(2, rows, features) * torch.tensor([0.003, 1.0], dtype=torch.float32, device="cpu").view(2, 1, 1)  # of small rows the epsilon counts
     weight, bias = draw(features, seed=1), draw(features, seed=2)
     parameters: dict[str, torch.Tensor | None] = dict.fromkeys(module._parameters)
     parameters.update({name: nn.Parameter(value) for name, value in (("weight", weight), ("bias", bias)) if module._parameters.get(name) is not None})

@@ -37,9 +37,11 @@ class Adapted(nn.Module):
         self.base, self.product, self.rank, self.alpha = base, product, rank, alpha
         device = next(base.parameters()).device
         bound = 1 / math.sqrt(product.columns)
-        drawn = torch.empty(len(product.names) * rank, product.columns, device="cpu").uniform_(-bound, bound, generator=generator)
+        drawn = torch.empty(len(product.names) * rank, product.columns, dtype=torch.float32, device="cpu").uniform_(
+            -bound, bound, generator=generator
+        )
         self.down = nn.Parameter(drawn.to(device))
-        self.up = nn.ParameterList(torch.zeros(rows, rank, device=device) for rows in product.rows)
+        self.up = nn.ParameterList(torch.zeros(rows, rank, dtype=torch.float32, device=device) for rows in product.rows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         low = F.linear(x, self.down.to(x.dtype)).split(self.rank, -1)

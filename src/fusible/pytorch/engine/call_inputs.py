@@ -78,4 +78,4 @@ def of_tokens(value: torch.Tensor, keeps_padding: bool, batch: Batch, shape: tor
 
 def of_mask(mask: torch.Tensor) -> torch.Tensor:
     """A mask as numbers that are added to scores: of bools, 0 where True (seen) and -inf where False, in fp32."""
-    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf) if mask.dtype is torch.bool else mask
+    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill_(~mask, -torch.inf) if mask.dtype is torch.bool else mask

@@ -126,11 +126,10 @@ def _step(
 ) -> Tensor:
     """A step of what has been checked and rotated. ``sizes``: the most new tokens of a sequence, and the tokens that one can have."""
     native.copy_to_cache(k, keys, v, values, table, lengths, cached, True)
-    out, rows = torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=HOST), (*q.shape[:2], 1)
+    out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=HOST)
+    statistics = torch.empty(*q.shape[:2], 1, dtype=torch.float32, device=HOST)
     lying = lengths, None, cached, None, table, table, None
-    native.attention_forward(
-        q, keys, values, out, torch.empty(rows, device=HOST), torch.empty(rows, device=HOST), *mask, *lying, 0.0, _NOTHING_DRAWN, *sizes
-    )
+    native.attention_forward(q, keys, values, out, statistics, torch.empty_like(statistics), *mask, *lying, 0.0, _NOTHING_DRAWN, *sizes)
     return out
 
 
