@@ -15,7 +15,7 @@ int get_num_threads();
 bool has_openmp();
 
 /// Ends the threads of OpenMP that wait for this thread's next parallel region. They wait by spinning, for some ten milliseconds, on the processors
-/// that a compiled program's threads need. The region starts others, within some fifty microseconds.
+/// that a compiled program's threads need. The region starts others, within a hundred microseconds.
 void end_idle_threads();
 
 /// Threads for one call. `requested` > 0 is taken as it is, up to four times the CPU's; otherwise work below 64 KiB a thread stays on fewer.

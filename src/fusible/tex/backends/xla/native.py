@@ -19,7 +19,7 @@ from fusible.lazy.ops.plugin import Plugin, attribute_text
 from fusible.locks import Lock
 from fusible.tex.enums import DType
 
-__all__ = ["E8M0", "Result", "call", "dtype_number", "kernels_of", "make_way", "multiplies_halves", "register", "serves", "takes"]
+__all__ = ["E8M0", "Result", "call", "dtype_number", "end_idle_threads", "kernels_of", "multiplies_halves", "register", "serves", "takes"]
 
 _NAME, _NAMESPACE, _VERSION = "native", "fusible", "1"
 """What a program calls. A version that takes other attributes has another number."""
@@ -56,7 +56,7 @@ def serves(*tensors: Tensor) -> bool:
     return cpp_extensions.available and all(map(takes, tensors)) and max(x.size for x in tensors) >= _WORTH
 
 
-def make_way() -> None:
+def end_idle_threads() -> None:
     """Before a program runs: OpenMP's threads, which wait by spinning, leave the processors to XLA's. A step of the demo's GPT took 41 ms with them
     and 35 without (two threads of an EPYC)."""
     if cpp_extensions.available:
