@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fusible import cpp_extensions
 from fusible.lazy.checks import CHECKS
 from fusible.lazy.flat_ir.checker import check_flat_ir
 from fusible.lazy.trace.checker import check_trace
@@ -75,12 +76,15 @@ def hash_of(text: str) -> bytes:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """A process group exchanges the hook that shows errors, for one that shows the rank: the tests behind see Python's."""
-    hook = sys.excepthook
+    """A process group exchanges the hook that shows errors, for one that shows the rank: the tests behind see Python's. And the native kernels are
+    held to the level that they were held to, whichever the test has set."""
+    hook, level = sys.excepthook, cpp_extensions.get_level() if cpp_extensions.available else ""
     try:
         return (yield)
     finally:
         sys.excepthook = hook
+        if cpp_extensions.available:
+            cpp_extensions.set_level(level)
 
 
 @pytest.fixture(scope="module")

@@ -71,21 +71,18 @@ def test_quantizing_is_torchs_to_the_bit(copies: tuple[bool, bool], dim: int, po
 def test_what_is_not_plain_is_torchs(dtype: torch.dtype, level: str) -> None:
     """NaN of both signs, infinities, zeros; subnormals, whose scales overflow; numbers whose scales have subnormal inverses, or are small."""
     cpp_extensions.set_level(level)
-    try:
-        for magnitude, fp8, dim, power_of_two in product((1e-45, 1e-39, 1e-36, 6e-8, 1.0, 1e30, 3e38), FORMATS, (1, 2), (False, True)):
-            x = torch.randn(131, 260, generator=torch.Generator().manual_seed(0)).clamp(-1, 1) * magnitude
-            x[20:23], x[:, 9], x[40, :128], x[60, 3] = 0.0, -0.0, -0.0, torch.finfo(torch.float32).max
-            x[3, 5], x[7, 40], x[10, 2], x[130, 259] = torch.nan, torch.inf, -torch.nan, -torch.inf  # none in the square in the middle
-            x, options = x.to(dtype), {"fp8": fp8, "dim": dim, "power_of_two": power_of_two}
-            found, wanted = (ask(tex.quantize, x, quantizer(**options)) for ask in (native, by_torch))
-            assert same(found, wanted), (magnitude, options)
-            signs = found._rowwise_data[x.isnan()] >> 7
-            assert torch.equal(signs, x[x.isnan()].signbit().to(torch.uint8))
-            assert torch.equal(signs, found._columnwise_data.t()[x.isnan()] >> 7)
-            results = [ask(tex.dequantize, of, tex.DType.kFloat32) for ask, of in ((native, found), (by_torch, wanted))]
-            torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
-    finally:
-        cpp_extensions.set_level("")
+    for magnitude, fp8, dim, power_of_two in product((1e-45, 1e-39, 1e-36, 6e-8, 1.0, 1e30, 3e38), FORMATS, (1, 2), (False, True)):
+        x = torch.randn(131, 260, generator=torch.Generator().manual_seed(0)).clamp(-1, 1) * magnitude
+        x[20:23], x[:, 9], x[40, :128], x[60, 3] = 0.0, -0.0, -0.0, torch.finfo(torch.float32).max
+        x[3, 5], x[7, 40], x[10, 2], x[130, 259] = torch.nan, torch.inf, -torch.nan, -torch.inf  # none in the square in the middle
+        x, options = x.to(dtype), {"fp8": fp8, "dim": dim, "power_of_two": power_of_two}
+        found, wanted = (ask(tex.quantize, x, quantizer(**options)) for ask in (native, by_torch))
+        assert same(found, wanted), (magnitude, options)
+        signs = found._rowwise_data[x.isnan()] >> 7
+        assert torch.equal(signs, x[x.isnan()].signbit().to(torch.uint8))
+        assert torch.equal(signs, found._columnwise_data.t()[x.isnan()] >> 7)
+        results = [ask(tex.dequantize, of, tex.DType.kFloat32) for ask, of in ((native, found), (by_torch, wanted))]
+        torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
 
 
 def test_threads_change_nothing() -> None:

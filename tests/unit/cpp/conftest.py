@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from fusible import cpp_extensions
@@ -20,7 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(params=LEVELS or ["generic"])
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
+def level(request: pytest.FixtureRequest) -> str:
     cpp_extensions.set_level(request.param)
-    yield request.param
-    cpp_extensions.set_level("")
+    return request.param

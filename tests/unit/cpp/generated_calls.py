@@ -618,6 +618,7 @@ def generate(seed: int) -> tuple[str, str, Call, Guards]:
 def sweep(first: int, count: int) -> Counter[str]:
     """Makes the calls of ``count`` seeds from ``first`` on. Prints each seed before its call where it is wrong; returns how many were right."""
     right: Counter[str] = Counter()
+    held_to = native.get_level()
     for seed in range(first, first + count):
         print(f"\r{seed}", end="", file=sys.stderr, flush=True)
         level, name, call, guards = generate(seed)
@@ -629,7 +630,7 @@ def sweep(first: int, count: int) -> Counter[str]:
             print(f"wrong: seed {seed}: {name} at {level}: {wrong}", flush=True)
         del call
         guards.free()
-    native.set_level("")
+    native.set_level(held_to)
     return right
 
 

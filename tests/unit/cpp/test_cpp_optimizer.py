@@ -72,7 +72,6 @@ def test_adam_of_any_mix_of_types_and_sizes(data: st.DataObject, decoupled: bool
                 assert_close(found, value, magnitude)
             if master:
                 assert_close(lists[4][i], wanted[0], 40.0)
-    cpp_extensions.set_level("")
 
 
 def test_without_decay_an_infinite_weight_leaves_the_moments_alone(level: str) -> None:
@@ -95,7 +94,6 @@ def test_norms_of_any_sizes(dtype: torch.dtype, data: st.DataObject) -> None:
         total, each = cpp_extensions.multi_tensor_l2norm(tensors)
         assert each == pytest.approx(wanted, rel=1100 * 2.0**-53)
         assert total == pytest.approx(math.hypot(*wanted), rel=4400 * 2.0**-53)
-    cpp_extensions.set_level("")
 
 
 def test_a_norm_neither_overflows_nor_vanishes(level: str) -> None:

@@ -103,7 +103,6 @@ def test_outputs_agree_for_any_shape(rows: int, cols: int, seed: int, e4m3: bool
     only_transposed, sums, largest = torch.empty_like(transposed), torch.full((cols,), 7.0), torch.full((1,), 7.0)
     cpp_extensions.quantize(x, codes, 1.7, fmt.torch, transposed, largest, False, sums, num_threads=threads)
     cpp_extensions.quantize(x, None, 1.7, fmt.torch, only_transposed, num_threads=threads)
-    cpp_extensions.set_level("")
     wanted = fmt.encode(x.float().numpy(), 1.7)
     np.testing.assert_array_equal(codes.view(torch.uint8).numpy(), wanted)
     np.testing.assert_array_equal(transposed.numpy(), wanted.T)
@@ -126,7 +125,6 @@ def test_column_sums_do_not_depend_on_threads_or_level() -> None:
             sums = torch.empty(130)
             cpp_extensions.quantize(x, codes, 1.0, torch.float8_e4m3fn, bias_grad=sums, num_threads=threads)
             found.append(sums)
-    cpp_extensions.set_level("")
     assert all(torch.equal(found[0], other) for other in found)
 
 

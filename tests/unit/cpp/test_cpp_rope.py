@@ -72,7 +72,6 @@ def test_it_rotates_any_shape_wherever_it_lies(dtype: torch.dtype, interleaved: 
         assert_close(found, wanted, x)
         swapped = rope(x.transpose(0, 1), freqs, sequence_first=False, **options)
         assert torch.equal(swapped.transpose(0, 1), found)
-    cpp_extensions.set_level("")
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)

@@ -80,7 +80,6 @@ def test_forward_and_backward_of_any_size(dtype: torch.dtype, data: st.DataObjec
         assert_close(y, wanted, keys, 1.0)
         dx = 0.4 * y.double() * (visible - (y.double() * visible).sum(-1, keepdim=True))
         assert_close(backward(g, y, 0.4, causal=kind == "causal"), dx, keys, 2 * g.double().abs().amax().item() if g.numel() else 0)
-    cpp_extensions.set_level("")
 
 
 @WIDE
