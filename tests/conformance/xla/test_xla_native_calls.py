@@ -90,6 +90,8 @@ RECIPES = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_compiled_step_has_the_bits_of_an_eager_one(name: str) -> None:
     """Where every product, norm, cast and activation is a kernel's, two steps and their gradients, in bfloat16."""
+    if RECIPES[name] is None and not cpp_extensions.multiplies_halves():
+        pytest.skip("without dot products of bfloat16, programs leave products of it to XLA")
     results = []
     for executor in ("eager", "xla"):
         torch.manual_seed(0)
