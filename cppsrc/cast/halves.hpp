@@ -34,13 +34,14 @@ struct HalfScales {
     alignas(64) std::uint16_t limit[kCount];   // one less than the bits of the least |x| whose code is normal
 };
 
-/// Of lines `first` to `first + kLanes - 1`: their `exponents` are those of the factors, as floats have them.
+/// Of lines `first` to `first + kLanes - 1`: their `exponents` are those of the factors, as floats have them. That of 2^-127 is 0, which goes with an
+/// infinity in blocks of 32: its code is the last finite one, whatever the factor, so all of its line is cast as floats.
 template <class F, int kCount>
 inline void set_scales(HalfScales<kCount>& scales, int first, I32 exponents) {
     constexpr std::int32_t kTie = (1 << (6 - F::kMantissa)) - 1;
     const I32 distance = add(splat(std::int32_t{2 * 127 - F::kBias + 1}), exclusive_or(exponents, splat(std::int32_t{-1})));
     const I32 shifted = shift_left<7>(distance);
-    const I32 has_codes = where_above(distance, 0, -1);  // or else every |x| but 0 is below the limit
+    const I32 has_codes = both(where_above(distance, 0, -1), where_above(exponents, 0, -1));  // or else every |x| but 0 is below the limit
     const I32 has_none = exclusive_or(has_codes, splat(std::int32_t{-1}));
     store_lower(scales.offset + first, both(has_codes, add(shifted, splat(std::int32_t{-kTie}))));
     store_lower(scales.limit + first, either(has_none, add(shifted, splat(std::int32_t{127}))));
