@@ -115,8 +115,13 @@ def alone(one_process: Callable[[int], Path]) -> dict[str, dict[str, Any]]:
     return runs(one_process(STEPS))
 
 
+NEAR = {"fp32": 1e-5, "delayed": 1e-2, "current": 1e-2, "mxfp8": 1e-2}
+
+
 def near(found: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) -> None:
-    for recipe, relative in (("fp32", 1e-5), ("delayed", 1e-2)):
+    assert found.keys() == wanted.keys()
+    for recipe in wanted:
+        relative = NEAR[recipe]
         assert len(found[recipe]["loss"]) == len(wanted[recipe]["loss"])
         assert torch.allclose(torch.tensor(found[recipe]["loss"]), torch.tensor(wanted[recipe]["loss"]), rtol=relative, atol=0)
         assert found[recipe]["held_out_loss"] == pytest.approx(wanted[recipe]["held_out_loss"], rel=relative)
@@ -133,6 +138,16 @@ def test_a_layout_has_the_losses_of_one_process(alone: dict[str, dict[str, Any]]
     assert "in each of" in said and (tmp_path / "out" / "loss.png").exists()
     plan = (tmp_path / "out" / "pipeline.txt").read_text()
     assert ("between processes, forward" in plan) == (layout != "data")
+
+
+def test_shards_that_are_gathered_in_8_bits_have_the_losses_of_one_process(tmp_path: Path) -> None:
+    """And go on: in one process, and in two that have whole weights."""
+    run = [*RUN, "--recipe", "current,mxfp8"]
+    train(tmp_path, 1, [*run, "--steps", "4", "--out", "alone"])
+    train(tmp_path, 2, [*run, "--shard-parameters", "--steps", "2", "--out", "out"])
+    for processes, step in ((1, 3), (2, 4)):
+        train(tmp_path, processes, ["--resume", "out", "--steps", str(step)])
+    near(runs(tmp_path / "out"), runs(tmp_path / "alone"))
 
 
 def test_a_run_goes_on_in_every_layout(alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from fusible.distributed.batch import *
 from fusible.distributed.checkpoint import *
 from fusible.distributed.initialization import *
 from fusible.distributed.parallelize import *
+from fusible.distributed.quantized_gather import *
 from fusible.distributed.stages import *
 from fusible.distributed.whole import *
 from fusible.ending import end_in_order as _end_in_order

@@ -9,28 +9,20 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.nvte import Tensor, flatten_storage, is_quantized_type
+from fusible.errors import ShapeError
+from fusible.nvte import Tensor, flatten_storage
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule
-from fusible.quantized import (
-    DelayedScalingRequest,
-    Float8CurrentScalingQuantizer,
-    QuantizedTensor,
-    Quantizer,
-    QuantizerRole,
-    Recipe,
-    quantizer_for_role,
-)
+from fusible.pytorch.product_weights import quantizer_of_weights, weights_of_products
+from fusible.quantized import DelayedScalingRequest, Float8CurrentScalingQuantizer, QuantizedTensor, Quantizer, Recipe
 from fusible.tex import DType
 from fusible.tex.calls.transaction import Write, run
 
 __all__ = ["hold_parameters", "parameter_bytes", "quantize_parameters"]
 
 M = TypeVar("M", bound=nn.Module)
-_WEIGHT = QuantizerRole("linear", "weight")
 
 
 def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recipe: Recipe | None = None) -> M:
@@ -74,13 +66,9 @@ def _writes(module: BaseModule, begin: str, quantized: Callable[[str, torch.Tens
     unstacked, changed, found = module.unstacked(), dict[Op, Op](), dict[str, nn.Parameter]()
     parameters: Mapping[str, Any] = unstacked.get("_parameters", module._parameters)
     bound: Sequence[BoundOp] = unstacked.get("_bound", module.local_ops())
-    for op, names in ((b.op, b.parameters) for b in bound):
-        for name, own in zip(op.arg_names, names, strict=True):
-            asked, parameter = op.type_of(name), parameters.get(own)  # a buffer is no parameter
-            if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, QuantizedTensor):
-                continue
-            made = found[own] = quantized(f"{begin}{own}", parameter)
-            changed[op] = changed.get(op, op).with_(**{name: Tensor(made, stored_type(made))})
+    for op, name, own, parameter in weights_of_products(bound, parameters):
+        made = found[own] = quantized(f"{begin}{own}", parameter)
+        changed[op] = changed.get(op, op).with_(**{name: Tensor(made, stored_type(made))})
     if not unstacked:
         writes: list[Write] = [partial(module._parameters.__setitem__, own, made) for own, made in found.items()]
         return [*writes, partial(vars(module).update, module.exchanged(changed))] if changed else []
@@ -103,14 +91,9 @@ def _quantizer(fp8_dtype: DType, recipe: Recipe | None) -> Quantizer:
     """What makes the rows of weights, and no copy by columns, which nothing but a backward reads."""
     if recipe is None:
         return Float8CurrentScalingQuantizer(fp8_dtype, columnwise=False)
-    if not isinstance(recipe, Recipe):
-        raise DTypeError(expected("a recipe", of="quantize_parameters", got=repr(recipe), do="give e.g. fusible.MXFP8BlockScaling()"))
-    quantizer = quantizer_for_role(recipe.immutable(), _WEIGHT)
+    quantizer = quantizer_of_weights(recipe, "quantize_parameters")
     if isinstance(quantizer, DelayedScalingRequest):
         return Float8CurrentScalingQuantizer(quantizer.fp8_format.forward, columnwise=False)
-    if not isinstance(quantizer, Quantizer):
-        do = "give one of a format of 8 or 4 bits"
-        raise ArgumentError(expected("a recipe that quantizes weights", of="quantize_parameters", got=repr(recipe), do=do))
     return quantizer.with_usages(rowwise=True, columnwise=False)
 
 

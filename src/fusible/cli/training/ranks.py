@@ -24,7 +24,7 @@ from fusible import tex
 from fusible.cli.training.model import ByteGPT, Stage, cross_entropy
 from fusible.cli.training.options import BLOCKS, BYTES, TrainOptions
 from fusible.cli.training.schedule import AtOnce, InStages, Loss, Schedule, stages_of
-from fusible.distributed import gather_stages, gather_tensors, local_batch, parallelize
+from fusible.distributed import gather_quantized, gather_stages, gather_tensors, gathers_quantized, local_batch, parallelize
 from fusible.distributed.exchange import gather_bytes
 from fusible.ending import end_in_order
 from fusible.errors import ArgumentError, ExecutionError, FileError, FusibleError, expected
@@ -299,6 +299,8 @@ class Ranks:
         if not layout.shard and layout.tensor * layout.experts == 1:
             group = mesh["dp_replicate", "cp"]._flatten().get_group()
             return nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+        if layout.shard and gathers_quantized(model, model.recipe):
+            gather_quantized(model, model.recipe)
         # DDP takes no DTensors: copies of the model are then shards of one process each.
         fully_shard(model, mesh=mesh["dp_shard", "cp"]._flatten() if layout.shard else mesh["dp_replicate", "cp"])
         return model

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from fusible.distributed import parallelize
+from fusible.distributed import gather_quantized, gathers_quantized, parallelize
 from fusible.distributed.mesh import size_of
 from fusible.errors import ArgumentError, expected
 from fusible.models.language_model import LanguageModel
@@ -58,7 +58,10 @@ class Processes:
         if self._mesh is None:
             return CrossEntropyLoss(ignore_index=IGNORED, reduction="sum")
         parallelize(model, self._mesh, sequence_parallel=self._sequence_parallel, shared_output=True)
-        if self._size["dp_shard"] > 1:  # sums over micro-batches and processes in fp32
+        if self._size["dp_shard"] > 1:
+            if model.recipe is not None and gathers_quantized(model, model.recipe):
+                gather_quantized(model, model.recipe)
+            # Sums over micro-batches and processes in fp32.
             fully_shard(model, mesh=self._mesh["dp_shard"], mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
         group = self._mesh["tp"].get_group() if self._size["tp"] > 1 else None
         return CrossEntropyLoss(ignore_index=IGNORED, reduction="sum", group=group)

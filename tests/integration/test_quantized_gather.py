@@ -1,0 +1,234 @@
+"""Weights that FSDP2 shares out in high precision and gathers in 8 bits: passes, steps and checkpoints are, to the bit, those of weights gathered as
+they are held, and what is sent is counted."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed, multiprocessing, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import fusible
+from fusible.distributed import gather_quantized, load_sharded, materialize, parallelize, save_sharded
+from fusible.distributed.quantized_gather import GatheredQuantized
+from fusible.errors import ArgumentError, DTypeError
+from fusible.quantized import QuantizedTensor, QuantizerRole, quantizer_for_role
+
+WORLD, WIDTH, INNER = 2, 256, 512
+CURRENT, BLOCKS, MX = fusible.Float8CurrentScaling(), fusible.Float8BlockScaling(), fusible.MXFP8BlockScaling()
+RECIPES: dict[str, Any] = {"current": CURRENT, "block": BLOCKS, "mxfp8": MX, "nvfp4": fusible.NVFP4BlockScaling(disable_stochastic_rounding=True)}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "FusedAdam": lambda parameters: fusible.FusedAdam(parameters, lr=0.01),
+}
+
+pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
+
+
+def made(inner: int = INNER, seed: int = 0) -> fusible.Sequential:
+    torch.manual_seed(seed)
+    return fusible.Sequential(fusible.LayerNorm(WIDTH), fusible.Linear(WIDTH, inner), fusible.GELU(), fusible.Linear(inner, WIDTH, bias=False))
+
+
+def shared_out(model: nn.Module, recipe: Any, **options: Any) -> nn.Module:
+    """``recipe``: by which weights are gathered, if by any."""
+    if recipe is not None:
+        gather_quantized(model, recipe)
+    return fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)), **options)
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any, rank: int, steps: int = 3) -> list[torch.Tensor]:
+    """Results and gradients."""
+    found: list[Any] = []
+    for step in range(steps):
+        x = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+        with fusible.autocast(recipe=recipe):
+            y = model(x * (1 + rank))
+        y.float().square().mean().backward()
+        found += [y.detach(), *(p.grad.to_local().clone() for p in model.parameters())]  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def weights_seen(model: nn.Module) -> list[torch.Tensor]:
+    """What the weights of products are within a pass."""
+    found: list[torch.Tensor] = []
+
+    def look(module: nn.Module, *_: object) -> None:
+        found.extend(p.detach().clone() for p in module.parameters() if p.dim() == 2)
+
+    handle = model.register_forward_hook(look)
+    with torch.no_grad():
+        model(torch.zeros(32, WIDTH))
+    handle.remove()
+    return found
+
+
+def train_alike(rank: int) -> None:
+    """As with weights that are gathered in float32 and quantized then, in every format and by every optimizer."""
+    for name, of in [*((name, "SGD") for name in RECIPES), ("current", "AdamW"), ("current", "FusedAdam")]:
+        models = [shared_out(made(), gathered) for gathered in (None, RECIPES[name])]
+        wanted, found = (trained(model, OPTIMIZERS[of](model.parameters()), RECIPES[name], rank) for model in models)
+        assert all(map(torch.equal, found, wanted)), (name, of)
+        assert all(isinstance(x, QuantizedTensor) for x in weights_seen(models[1])), name
+        assert all(p.dtype is torch.float32 for p in models[1].parameters())
+
+
+def scale_by_what_all_have(rank: int) -> None:
+    """A weight of which one process has the larger part; under delayed scaling, too; in bfloat16 where the policy says so."""
+    for policy in (MixedPrecisionPolicy(), MixedPrecisionPolicy(param_dtype=torch.bfloat16)):
+        model = made()
+        with torch.no_grad():
+            model[1].weight[: INNER // 2] *= 8
+        whole = [p.detach().clone() for p in model.parameters() if p.dim() == 2]
+        seen = weights_seen(shared_out(model, CURRENT, mp_policy=policy))
+        quantizer: Any = quantizer_for_role(CURRENT.immutable(), QuantizerRole("linear", "weight"))
+        for x, wanted in zip(seen, whole, strict=True):
+            assert x.dtype is (policy.param_dtype or torch.float32) and torch.equal(x.float(), quantizer(wanted).dequantize())
+    model = shared_out(made(), CURRENT)
+    losses = trained(model, OPTIMIZERS["SGD"](model.parameters()), fusible.DelayedScaling(), rank)
+    assert all(x.isfinite().all() for x in losses)
+
+
+def leave_what_does_not_divide(rank: int) -> None:
+    """Rows of which the processes have different numbers, and shards that would cut blocks."""
+    for inner, recipe in ((33, CURRENT), (96, MX), (384, BLOCKS)):
+        models = [shared_out(made(inner), gathered) for gathered in (None, recipe)]
+        wanted, found = (trained(model, OPTIMIZERS["SGD"](model.parameters()), recipe, rank) for model in models)
+        assert all(map(torch.equal, found, wanted)), inner
+        first, second = weights_seen(models[1])
+        assert not isinstance(first, QuantizedTensor) and isinstance(second, QuantizedTensor)
+
+
+class Gather:
+    """What FSDP2 asks to gather: as it would, noting the bytes of each message."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+        self.sent.append(input_tensor.nbytes)
+        return distributed.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+def send_less(rank: int) -> None:
+    """In a step each process sends its shards twice, once for forward and once for backward, of what is resharded between."""
+    shard = 2 * WIDTH * INNER // WORLD
+    rest = 4 * (2 * WIDTH + INNER) // WORLD  # the norm's and the bias, in float32
+    for name, each, scales in (("", 4, 0), ("current", 1, 2 * 4), ("block", 1, shard // 128**2 * 4), ("mxfp8", 2, 2 * shard // 32)):
+        recipe = RECIPES.get(name)
+        model, gather = shared_out(made(), recipe, reshard_after_forward=True), Gather()
+        model.set_custom_all_gather(gather)  # type: ignore[operator]
+        trained(model, OPTIMIZERS["SGD"](model.parameters()), recipe or CURRENT, rank, 1)
+        assert [n - rest for n in gather.sent] == 2 * [shard * each + scales], (name, gather.sent, rest, shard)
+
+
+def are_saved_and_read(rank: int, folder: str) -> None:
+    """By torch's checkpoints, Fusible's own, and whole; what is read goes on as what was saved, gathered one way or the other."""
+    model = shared_out(made(), CURRENT)
+    trained(model, OPTIMIZERS["AdamW"](model.parameters()), CURRENT, rank, 1)
+    state = get_model_state_dict(model)
+    dcp.save(state, checkpoint_id=f"{folder}/torch")
+    save_sharded(f"{folder}/fusible", model, model.state_dict())
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    assert all(type(value) is torch.Tensor for value in full.values()), {name: type(value) for name, value in full.items()}
+    wanted = trained(model, OPTIMIZERS["SGD"](model.parameters()), CURRENT, rank)
+    for recipe in (None, CURRENT):
+        for way in ("torch", "fusible", "to_empty"):
+            other = shared_out(made(seed=5), recipe)
+            if way == "to_empty":
+                other.to_empty(device="cpu")
+            into = other.state_dict()
+            if way == "fusible":
+                load_sharded(f"{folder}/fusible", other, into)
+            else:
+                dcp.load(into, checkpoint_id=f"{folder}/torch")
+            other.load_state_dict(into)
+            held = [p._local_tensor for p in other.parameters() if p.dim() == 2]  # type: ignore[attr-defined]
+            assert all(isinstance(x, GatheredQuantized) is (recipe is not None) for x in held), way
+            assert all(map(torch.equal, trained(other, OPTIMIZERS["SGD"](other.parameters()), CURRENT, rank), wanted)), (way, recipe)
+
+
+def begin_on_meta(rank: int) -> None:
+    with torch.device("meta"):
+        model = made()
+    shared_out(model, CURRENT)
+    torch.manual_seed(0)
+    materialize(model)
+    other = shared_out(made(), None)
+    for found, wanted in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(found.to_local(), wanted.to_local())  # type: ignore[attr-defined]
+    assert all(isinstance(x, QuantizedTensor) for x in weights_seen(model))
+
+
+def refuse(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+    for laid_out in (shared_out(made(), None), shared_out(made(), CURRENT), parallelize(made(), mesh)):
+        with pytest.raises(ArgumentError, match=r"^gather_quantized: expected a model that is not laid out yet, got a \w+ whose \w+ is a DTensor; "):
+            gather_quantized(laid_out, CURRENT)
+
+
+JOBS = (train_alike, scale_by_what_all_have, leave_what_does_not_divide, send_less, are_saved_and_read, begin_on_meta, refuse)
+
+
+def run(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    for job in JOBS:
+        job(*((rank, folder) if job is are_saved_and_read else (rank,)))  # type: ignore[operator]
+    distributed.barrier()
+    os._exit(0)  # an interpreter that ends while gloo's threads run may abort, with all its work done
+
+
+def test_weights_gathered_in_8_bits_train_as_those_gathered_as_they_are() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(run, args=(folder,), nprocs=WORLD)
+
+
+def test_in_one_process_a_model_is_what_it_was() -> None:
+    """Before it is shared out: it is called, saved, and read as ever. Products of what is no plain tensor are torch's, which rounds otherwise."""
+    for recipe in (CURRENT, None):
+        results = []
+        for gathered in (False, True):
+            model = made()
+            if gathered:
+                gather_quantized(model, CURRENT)
+            optimizer = fusible.FusedAdam(model.parameters(), lr=0.01)
+            for _ in range(2):
+                with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+                    y = model(torch.ones(32, WIDTH))
+                y.square().mean().backward()
+                optimizer.step()
+            results.append([y.detach(), *(p.detach().clone() for p in model.parameters())])
+            other = made(seed=3)
+            other.load_state_dict(model.state_dict())
+            with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+                torch.save(model.state_dict(), file.name)
+                assert all(type(value) is torch.Tensor for value in torch.load(file.name).values())
+        for found, wanted in zip(*results, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0 if recipe else 1e-4, atol=0 if recipe else 1e-4)
+
+
+def test_recipes_that_weights_cannot_be_gathered_by_are_refused() -> None:
+    for recipe, error, message in (
+        (None, DTypeError, "gather_quantized: expected a recipe, got None; "),
+        (fusible.HighPrecision(), ArgumentError, "gather_quantized: expected a recipe that quantizes weights, got "),
+        (fusible.DelayedScaling(), ArgumentError, "gather_quantized: expected a recipe that scales weights by their own magnitudes, got "),
+    ):
+        model = made()
+        with pytest.raises(error, match=f"^{message}") as caught:
+            gather_quantized(model, recipe)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value) and not any(isinstance(p, GatheredQuantized) for p in model.parameters())
