@@ -3,6 +3,7 @@ they are held, and what is sent is counted."""
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -125,15 +126,20 @@ class Gather:
 
 
 def send_less(rank: int) -> None:
-    """In a step each process sends its shards twice, once for forward and once for backward, of what is resharded between."""
+    """In a step each process sends its shards twice, once for forward and once for backward, of what is resharded between; and keeps no quantized
+    weight behind it, as it does of weights that are gathered as they are held."""
     shard = 2 * WIDTH * INNER // WORLD
     rest = 4 * (2 * WIDTH + INNER) // WORLD  # the norm's and the bias, in float32
-    for name, each, scales in (("", 4, 0), ("current", 1, 2 * 4), ("block", 1, shard // 128**2 * 4), ("mxfp8", 2, 2 * shard // 32)):
+    for name, each, scales in (("current", 1, 2 * 4), ("block", 1, shard // 128**2 * 4), ("mxfp8", 2, 2 * shard // 32), ("", 4, 0)):
         recipe = RECIPES.get(name)
         model, gather = shared_out(made(), recipe, reshard_after_forward=True), Gather()
         model.set_custom_all_gather(gather)  # type: ignore[operator]
         trained(model, OPTIMIZERS["SGD"](model.parameters()), recipe or CURRENT, rank, 1)
         assert [n - rest for n in gather.sent] == 2 * [shard * each + scales], (name, gather.sent, rest, shard)
+        gc.collect()
+        tensors = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.dtype is torch.uint8]
+        kept = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        assert any(nbytes >= WIDTH * INNER for nbytes in kept.values()) == (recipe is None), (name, kept)
 
 
 def are_saved_and_read(rank: int, folder: str) -> None:

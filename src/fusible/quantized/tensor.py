@@ -254,7 +254,8 @@ class QuantizedTensor(torch.Tensor, _Storage):
     def fsdp_post_all_gather(
         self, all_gather_outputs: Buffers, metadata: GatherInput, param_dtype: torch.dtype, *, out: Shard | None = None
     ) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """The whole tensor of the gathered buffers, and the tensors that FSDP2 may free after use; written to ``out`` where it is given.
+        """The whole tensor of the gathered buffers, and the tensors that FSDP2 may free after use; written to ``out`` where it is given. Copies
+        of what is gathered that are made here, such as the column-wise one, are among them: what a backward has kept of them is written anew, too.
 
         Raises ``ArgumentError`` where the shards have different scales. This is checked the first time only: the check waits for the device, and
         shards with equal scales keep them equal.
@@ -262,7 +263,7 @@ class QuantizedTensor(torch.Tensor, _Storage):
         meta, usages, count, common = metadata
         of = "all_gather_outputs of fsdp_post_all_gather"
         buffers, scales, recorded = all_gather_outputs[:count], all_gather_outputs[count : count + common], all_gather_outputs[count + common :]
-        amax = recorded_amax(self._quantizer)
+        amax, given = recorded_amax(self._quantizer), (*all_gather_outputs, *_common(meta))
         if len(buffers) + len(scales) != count + common or len(recorded) != (amax is not None):
             wanted = f"{count + common + (amax is not None)} tensors"
             raise ShapeError(expected(wanted, of=of, got=len(all_gather_outputs), do="pass what fsdp_pre_all_gather gave, gathered"))
@@ -272,9 +273,16 @@ class QuantizedTensor(torch.Tensor, _Storage):
                 raise ArgumentError(expected("one scale", of=f"the shards of a {type(self).__name__}", got=got, do=do))
             shape, fields = gathered_fields(self, buffers, meta, of)
             out = self._gathered(shape, fields, param_dtype, self._quantizer.copy(), usages)
+            made = [tensor for tensor in _tensors_of(out).values() if not _is_one_of(tensor, given)]
+            all_gather_outputs = *all_gather_outputs, *made
         else:
+            former = _tensors_of(out)
             out.fsdp_assign_gathered(buffers, meta)
             out.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
+            for attribute, tensor in _tensors_of(out).items():
+                if attribute in former and not _is_one_of(tensor, given):
+                    former[attribute].data.copy_(tensor)  # .data: nobody's version changes
+                    setattr(out, attribute, former[attribute])
         if amax is not None:
             amax.copy_(recorded[0].amax())
         return out, all_gather_outputs
@@ -319,6 +327,17 @@ def recorded_amax(quantizer: Any) -> torch.Tensor | None:
     """The amax tensor of a delayed-scaling quantizer; None of any other quantizer."""
     amax = getattr(quantizer, "amax", None)
     return amax if isinstance(amax, torch.Tensor) and isinstance(getattr(quantizer, "scale", None), torch.Tensor) else None
+
+
+def _tensors_of(x: QuantizedTensor) -> dict[str, torch.Tensor]:
+    """By attribute."""
+    found = ((attribute, getattr(x, attribute)) for attribute in x._TENSORS.values())
+    return {attribute: tensor for attribute, tensor in found if tensor is not None}
+
+
+def _is_one_of(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    """Whether a tensor lies in the memory of one of ``others``."""
+    return tensor.untyped_storage().data_ptr() in {other.untyped_storage().data_ptr() for other in others}
 
 
 def _common(meta: dict[str, Any]) -> list[torch.Tensor]:
