@@ -273,16 +273,16 @@ class QuantizedTensor(torch.Tensor, _Storage):
                 raise ArgumentError(expected("one scale", of=f"the shards of a {type(self).__name__}", got=got, do=do))
             shape, fields = gathered_fields(self, buffers, meta, of)
             out = self._gathered(shape, fields, param_dtype, self._quantizer.copy(), usages)
-            made = [tensor for tensor in _tensors_of(out).values() if not _is_one_of(tensor, given)]
-            all_gather_outputs = *all_gather_outputs, *made
+            all_gather_outputs = *all_gather_outputs, *(getattr(*at) for at in _tensors_of(out).values() if not _is_one_of(getattr(*at), given))
         else:
-            former = _tensors_of(out)
+            former = {name: getattr(*at) for name, at in _tensors_of(out).items()}
             out.fsdp_assign_gathered(buffers, meta)
             out.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
-            for attribute, tensor in _tensors_of(out).items():
-                if attribute in former and not _is_one_of(tensor, given):
-                    former[attribute].data.copy_(tensor)  # .data: nobody's version changes
-                    setattr(out, attribute, former[attribute])
+            for name, (holder, attribute) in _tensors_of(out).items():
+                tensor = getattr(holder, attribute)
+                if name in former and not _is_one_of(tensor, given):
+                    former[name].data.copy_(tensor)  # .data: nobody's version changes
+                    setattr(holder, attribute, former[name])
         if amax is not None:
             amax.copy_(recorded[0].amax())
         return out, all_gather_outputs
@@ -329,10 +329,12 @@ def recorded_amax(quantizer: Any) -> torch.Tensor | None:
     return amax if isinstance(amax, torch.Tensor) and isinstance(getattr(quantizer, "scale", None), torch.Tensor) else None
 
 
-def _tensors_of(x: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """By attribute."""
-    found = ((attribute, getattr(x, attribute)) for attribute in x._TENSORS.values())
-    return {attribute: tensor for attribute, tensor in found if tensor is not None}
+def _tensors_of(x: Any, inside: str = "") -> dict[str, tuple[Any, str]]:
+    """Where the tensors of ``x`` and of its parts are, by name: of what an attribute."""
+    found = {f"{inside}{name}": (x, name) for name in x._TENSORS.values() if getattr(x, name) is not None}
+    for name in x._PARTS.values():
+        found |= _tensors_of(getattr(x, name), f"{inside}{name}.") if getattr(x, name) is not None else {}
+    return found
 
 
 def _is_one_of(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
