@@ -180,6 +180,16 @@ def begin_on_meta(rank: int) -> None:
     assert all(isinstance(x, QuantizedTensor) for x in weights_seen(model))
 
 
+def are_compiled(rank: int) -> None:
+    """By XLA, whose programs read the memory that FSDP2 frees and gives anew."""
+    results = []
+    for recipe in (None, CURRENT):
+        model = shared_out(made(), recipe, reshard_after_forward=True)
+        model.compile("xla")
+        results.append(trained(model, OPTIMIZERS["SGD"](model.parameters()), CURRENT, rank))
+    assert all(map(torch.equal, *results))
+
+
 def refuse(rank: int) -> None:
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
     for laid_out in (shared_out(made(), None), shared_out(made(), CURRENT), parallelize(made(), mesh)):
@@ -187,7 +197,7 @@ def refuse(rank: int) -> None:
             gather_quantized(laid_out, CURRENT)
 
 
-JOBS = (train_alike, scale_by_what_all_have, leave_what_does_not_divide, send_less, are_saved_and_read, begin_on_meta, refuse)
+JOBS = (train_alike, scale_by_what_all_have, leave_what_does_not_divide, send_less, are_saved_and_read, begin_on_meta, are_compiled, refuse)
 
 
 def run(rank: int, folder: str) -> None:

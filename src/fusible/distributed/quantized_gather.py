@@ -56,6 +56,9 @@ class GatheredQuantized(torch.Tensor):
         """Saved, it is the tensor of its values."""
         return self._values().__reduce_ex__(protocol)
 
+    def numpy(self, *, force: bool = False) -> Any:
+        return self._values().numpy(force=force)
+
     def _values(self) -> torch.Tensor:
         with torch._C._DisableTorchDispatch():
             return torch.Tensor._make_subclass(torch.Tensor, self.detach())

@@ -94,9 +94,10 @@ def _place(x: torch.Tensor) -> Hashable:
 
 
 def read_tensor(x: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The numpy array that shares the memory of ``x`` (of its copy where it is strided): a third of what DLPack costs, 1.2 against 3.9 us."""
-    x = x.detach().contiguous()
-    return x.view(torch.int16).numpy().view(_BFLOAT16) if x.dtype is torch.bfloat16 else x.numpy()
+    """The array that shares the memory of ``x`` (of its copy where it is strided). By its address: DLPack takes twice as long, and a tensor that has
+    given its ``numpy()`` can never be freed by its storage again, as FSDP2 frees parameters."""
+    x = x.detach().resolve_neg().contiguous()
+    return view(x.data_ptr(), tuple(x.shape), _DTYPES[x.dtype].numpy, x)
 
 
 def _tensor(x: np.ndarray[Any, Any]) -> torch.Tensor:
