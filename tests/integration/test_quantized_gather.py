@@ -126,8 +126,8 @@ class Gather:
 
 
 def send_less(rank: int) -> None:
-    """In a step each process sends its shards twice, once for forward and once for backward, of what is resharded between; and keeps no quantized
-    weight behind it, as it does of weights that are gathered as they are held."""
+    """In a step each process sends its shards twice, once for forward and once for backward, of what is resharded between. It keeps no weight whole:
+    neither that which it was given, nor a quantized copy, as it does of weights that are gathered as they are held."""
     shard = 2 * WIDTH * INNER // WORLD
     rest = 4 * (2 * WIDTH + INNER) // WORLD  # the norm's and the bias, in float32
     for name, each, scales in (("current", 1, 2 * 4), ("block", 1, shard // 128**2 * 4), ("mxfp8", 2, 2 * shard // 32), ("", 4, 0)):
@@ -137,9 +137,9 @@ def send_less(rank: int) -> None:
         trained(model, OPTIMIZERS["SGD"](model.parameters()), recipe or CURRENT, rank, 1)
         assert [n - rest for n in gather.sent] == 2 * [shard * each + scales], (name, gather.sent, rest, shard)
         gc.collect()
-        tensors = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.dtype is torch.uint8]
-        kept = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
-        assert any(nbytes >= WIDTH * INNER for nbytes in kept.values()) == (recipe is None), (name, kept)
+        tensors = [x for x in gc.get_objects() if type(x) in (torch.Tensor, nn.Parameter) and not x.is_meta]
+        whole = {x.dtype for x in tensors if x.untyped_storage().nbytes() >= WIDTH * INNER * x.itemsize}
+        assert whole == ({torch.uint8} if recipe is None else set()), (name, whole)
 
 
 def are_saved_and_read(rank: int, folder: str) -> None:

@@ -60,7 +60,7 @@ def reference(module: fusible.MixtureOfExperts, x: Tensor, dy: Tensor) -> dict[s
     """Every expert of every token in float64, of which those are added that the token goes to."""
     x = x.detach().double().requires_grad_()
     router, up, down = (p.detach().double().requires_grad_() for p in module.parameters())
-    probs, chosen = choice(module._ops[0], x @ router.T)
+    probs, chosen = choice(module, x @ router.T)
     each = torch.einsum("...eh,enh->...en", ACTIVATIONS[module.activation](torch.einsum("...h,enh->...en", x, up)), down)
     y = (probs[..., None] * each.gather(-2, chosen[..., None].expand(*chosen.shape, FEATURES))).sum(-2)
     y.backward(dy.double())
@@ -68,10 +68,11 @@ def reference(module: fusible.MixtureOfExperts, x: Tensor, dy: Tensor) -> dict[s
     return {"y": y.detach(), **{name: grad for name, grad in grads.items() if grad is not None}}
 
 
-def choice(by: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
+def choice(module: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
     """The probabilities of each token's experts, and which these are, one token after another."""
+    by = module._ops[0]
     scores = logits.sigmoid() if by.score_function == "sigmoid" else logits if by.normalized else logits.softmax(-1)
-    biased = scores.detach() + (0 if by.expert_bias is None else by.expert_bias.data.double())
+    biased = scores.detach() + (0 if by.expert_bias is None else module.expert_bias.double())
     chosen = torch.empty(*logits.shape[:-1], by.top_k, dtype=torch.int64)
     for row, place in zip(biased.view(-1, biased.shape[-1]), chosen.view(-1, by.top_k), strict=True):
         allowed = torch.arange(len(row))
@@ -161,7 +162,8 @@ def test_a_router_in_fp32_chooses_among_logits_that_bf16_cannot_tell_apart() -> 
         module.router_weight[:] = module.router_weight[0] * (1 + 2.0**-14 * torch.arange(8)[:, None])
     x = drawn(0, 40).to(torch.bfloat16)
     logits = x.double() @ module.router_weight.detach().double().T
-    _, _, sides = module._ops[0].with_(x_dtype=None, y_dtype=fusible.nvte.DType.BFloat16).forward(fusible.nvte.make_nvte_tensor(x))
+    router = module._ops[0].with_(weight=fusible.nvte.make_nvte_tensor(module.router_weight), x_dtype=None, y_dtype=fusible.nvte.DType.BFloat16)
+    _, _, sides = router.forward(fusible.nvte.make_nvte_tensor(x))
     wanted = logits.topk(2, -1).indices
     assert (sides["experts"].data.long() == wanted).float().mean() > 0.95 and wanted.unique().numel() > 2
     ours = found(module, x, drawn(9, 40).to(torch.bfloat16))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from fusible.compute_pipeline import Extras, between_rows
+from fusible.nvte import Tensor
 from fusible.ops import Op
 
-__all__ = ["BoundOp", "changes", "key_of", "note_change", "with_rows"]
+__all__ = ["BoundOp", "changes", "in_shape", "key_of", "note_change", "with_rows", "without_memory"]
 
 
 class BoundOp(NamedTuple):
@@ -52,6 +55,18 @@ def with_rows(bound: Iterable[BoundOp]) -> tuple[BoundOp, ...]:
     for b, op in zip(entries, before, strict=True):
         result += [b] if op is None else [BoundOp(op, b.module, (), block=b.block), b]
     return (*result, *([] if end is None else [BoundOp(end, entries[-1].module, (), block=entries[-1].block)]))
+
+
+def without_memory(op: Op) -> Op:
+    """``op`` with parameters of the same shapes and types that have no memory. A pass takes the module's own, which may be others by then: of which
+    FSDP2 has given this process a shard, or that were loaded in their place."""
+    empty = {name: in_shape(arg) for name, arg in zip(op.arg_names, op.args, strict=True) if name in vars(op)}
+    return op.with_(**empty) if empty else op
+
+
+def in_shape(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and type without memory."""
+    return Tensor(torch.empty(tensor.shape, dtype=tensor.data.dtype, device="meta"), tensor.type)
 
 
 _changes = 0

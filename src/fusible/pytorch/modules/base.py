@@ -11,7 +11,7 @@ from torch import nn
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.ops import Op
-from fusible.pytorch.engine.bound import BoundOp, key_of, with_rows
+from fusible.pytorch.engine.bound import BoundOp, key_of, with_rows, without_memory
 from fusible.pytorch.engine.chain import ChainCall, ChainPart
 from fusible.pytorch.engine.compiled import handle_of, holders_of
 from fusible.pytorch.engine.executors import make_executor
@@ -60,8 +60,8 @@ class BaseModule(StatefulModule, ChainPart):
         if wrong is not None:
             of, got = f"the ops of {type(self).__name__}", f"a {type(wrong).__name__}"
             raise ArgumentError(expected("instances of Op, or None", of=of, got=got, do="make an op and pass it"))
-        self._ops = tuple(op for op in ops if op is not None)
-        self._bound = tuple(BoundOp(op, self, self._names(op)) for op in self._ops)
+        self._bound = tuple(BoundOp(without_memory(op), self, self._names(op)) for op in ops if op is not None)
+        self._ops = tuple(b.op for b in self._bound)
         self._executor = "eager"
         self._runners: dict[tuple[Any, ...], PipelineRunner] = {}
         self._set_aside: dict[tuple[Any, ...], PipelineRunner] = {}

@@ -18,7 +18,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import PassKind
 from fusible.ops import Op
-from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.bound import BoundOp, without_memory
 from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
 from fusible.pytorch.engine.channels import ExtraTensors
 from fusible.pytorch.engine.tracing import TracedRun
@@ -188,7 +188,7 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
     def bound_op(self) -> BoundOp:
         """The operation as a pipeline takes it. Made anew when an attribute or a parameter that it depends on has changed."""
         if self._bound_op is None:
-            self._bound_op = BoundOp(self.make_op(), self, self.parameter_names, self.extras)
+            self._bound_op = BoundOp(without_memory(self.make_op()), self, self.parameter_names, self.extras)
         return self._bound_op
 
     def current(self, bound: BoundOp) -> BoundOp:

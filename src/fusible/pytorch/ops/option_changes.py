@@ -9,7 +9,7 @@ from typing import Any
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import Tensor
 from fusible.ops.protocols import OpaqueCode
-from fusible.pytorch.engine.bound import BoundOp, note_change
+from fusible.pytorch.engine.bound import BoundOp, note_change, without_memory
 from fusible.pytorch.ops.protocols import BasicOperationLike, FusibleOperationLike
 
 __all__ = ["check_fixed", "made_anew"]
@@ -29,7 +29,7 @@ def made_anew(module: BasicOperationLike) -> Iterator[None]:
             if module._parameters.get(name) is None:
                 of = f"{name} of {type(module).__name__}"
                 raise ArgumentError(expected("a parameter", of=of, got="none", do="assign another one, or use another operation"))
-        made = BoundOp(module.make_op(), module, module.parameter_names, module.extras)
+        made = BoundOp(without_memory(module.make_op()), module, module.parameter_names, module.extras)
     except BaseException:
         vars(module).clear()
         vars(module).update(own)

@@ -14,6 +14,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, QuantizedType, Tensor, Type, current_pass, make_nvte_tensor
 from fusible.ops import Context, Op
 from fusible.ops.protocols import OpaqueCode
+from fusible.pytorch.engine.bound import in_shape
 from fusible.pytorch.engine.torch_autocast import ambient
 from fusible.pytorch.ops.context import OperationContext
 from fusible.pytorch.ops.protocols import BasicOperationLike, FusibleOperationLike
@@ -38,7 +39,7 @@ class TorchOperation(OpaqueCode, Op):
 
     def __init__(self, module: BasicOperationLike) -> None:
         self.module = module
-        self.parameters = [make_nvte_tensor(parameter) for parameter in module._parameters.values() if parameter is not None]
+        self.parameters = [in_shape(make_nvte_tensor(parameter)) for parameter in module._parameters.values() if parameter is not None]
         self._forward_names = _names("x", "forward", module.num_quantizers("forward"))
         self._backward_names = _names("dy", "backward", module.num_quantizers("backward"))
         self.roles = {}
