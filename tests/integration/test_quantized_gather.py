@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed, multiprocessing, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
 import fusible
 from fusible.distributed import gather_quantized, load_sharded, materialize, parallelize, save_sharded
@@ -190,6 +190,26 @@ def are_compiled(rank: int) -> None:
     assert all(map(torch.equal, *results))
 
 
+def train_under_the_first_fsdp(rank: int) -> None:
+    """Whose flat parameter the modules' own are views of, in a pass alone or always."""
+    x = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(0))
+    for original in (True, False):
+        alone, whole = made(), made()
+        sharded = FullyShardedDataParallel(whole, use_orig_params=original, device_id=torch.device("cpu"))
+        results = []
+        for model in (alone, sharded):
+            optimizer, found = OPTIMIZERS["SGD"](model.parameters()), []
+            for _ in range(2):
+                with fusible.autocast(recipe=CURRENT):
+                    y = model(x)
+                y.square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(y.detach())
+            results.append(found)
+        assert all(map(torch.equal, *results)), original
+
+
 def refuse(rank: int) -> None:
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
     for laid_out in (shared_out(made(), None), shared_out(made(), CURRENT), parallelize(made(), mesh)):
@@ -197,7 +217,17 @@ def refuse(rank: int) -> None:
             gather_quantized(laid_out, CURRENT)
 
 
-JOBS = (train_alike, scale_by_what_all_have, leave_what_does_not_divide, send_less, are_saved_and_read, begin_on_meta, are_compiled, refuse)
+JOBS = (
+    train_alike,
+    scale_by_what_all_have,
+    leave_what_does_not_divide,
+    send_less,
+    are_saved_and_read,
+    begin_on_meta,
+    are_compiled,
+    train_under_the_first_fsdp,
+    refuse,
+)
 
 
 def run(rank: int, folder: str) -> None:
