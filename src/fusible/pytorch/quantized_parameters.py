@@ -12,7 +12,7 @@ from torch import nn
 from fusible.errors import ShapeError
 from fusible.nvte import Tensor, flatten_storage
 from fusible.ops import Op
-from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.bound import BoundOp, in_shape
 from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.product_weights import quantizer_of_weights, weights_of_products
@@ -68,7 +68,7 @@ def _writes(module: BaseModule, begin: str, quantized: Callable[[str, torch.Tens
     bound: Sequence[BoundOp] = unstacked.get("_bound", module.local_ops())
     for op, name, own, parameter in weights_of_products(bound, parameters):
         made = found[own] = quantized(f"{begin}{own}", parameter)
-        changed[op] = changed.get(op, op).with_(**{name: Tensor(made, stored_type(made))})
+        changed[op] = changed.get(op, op).with_(**{name: in_shape(Tensor(made, stored_type(made)))})
     if not unstacked:
         writes: list[Write] = [partial(module._parameters.__setitem__, own, made) for own, made in found.items()]
         return [*writes, partial(vars(module).update, module.exchanged(changed))] if changed else []

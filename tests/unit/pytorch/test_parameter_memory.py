@@ -20,6 +20,7 @@ WIDTH = 64
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "products": lambda: fusible.Sequential(fusible.LayerNorm(WIDTH), fusible.Linear(WIDTH, WIDTH), fusible.RMSNorm(WIDTH)),
     "one product": lambda: fusible.Linear(WIDTH, WIDTH),
+    "products in 8 bits": lambda: fusible.quantize_parameters(fusible.Sequential(fusible.LayerNorm(WIDTH), fusible.Linear(WIDTH, WIDTH))),
     "attention": lambda: fusible.Sequential(fusible.Linear(WIDTH, 3 * WIDTH), fusible.MultiHeadedSelfAttention(WIDTH, 2)),
     "experts": lambda: fusible.MixtureOfExperts(WIDTH, WIDTH, 4, 2),
     "operations": lambda: ops.Sequential(ops.LayerNorm(WIDTH), ops.Linear(WIDTH, WIDTH), ops.GELU(), ops.BasicLinear(WIDTH, WIDTH), ops.Bias(WIDTH)),
