@@ -268,6 +268,14 @@ def test_in_one_process_a_model_is_what_it_was() -> None:
             torch.testing.assert_close(found, wanted, rtol=0 if recipe else 1e-4, atol=0 if recipe else 1e-4)
 
 
+def test_a_weight_that_an_embedding_has_too_stays_its_own() -> None:
+    model = nn.Sequential(nn.Embedding(64, WIDTH), fusible.Sequential(fusible.Linear(WIDTH, WIDTH), fusible.Linear(WIDTH, 64, bias=False)))
+    model[1][1].weight = model[0].weight
+    gather_quantized(model, CURRENT)
+    assert model[1][1].weight is model[0].weight and type(model[0].weight) is nn.Parameter
+    assert isinstance(model[1][0].weight, GatheredQuantized)
+
+
 def test_recipes_that_weights_cannot_be_gathered_by_are_refused() -> None:
     for recipe, error, message in (
         (None, DTypeError, "gather_quantized: expected a recipe, got None; "),

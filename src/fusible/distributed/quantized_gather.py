@@ -100,8 +100,8 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
     Processes go on holding, stepping and saving their shards as they are, in float32 say. Each quantizes its own before it is sent, by the largest
     magnitude in all of them where a scale is for the whole weight: so passes under ``recipe`` give what they give without, to the bit. Of a weight
     of [n, k] that one copy serves, as of ``Float8CurrentScaling`` and ``Float8BlockScaling``, n * k bytes are gathered, and scales; of MXFP8, whose
-    rows and columns have values of their own, 2 * n * k. What is no product's weight, experts that are held as one, and a weight that processes
-    cannot share out in whole rows of blocks, are gathered as they are held.
+    rows and columns have values of their own, 2 * n * k. What is no product's weight, or is another module's parameter too (an embedding's),
+    experts that are held as one, and a weight that processes cannot share out in whole rows of blocks, are gathered as they are held.
 
     Raises ``ArgumentError`` for a recipe that quantizes no weights, or by scales that a module keeps (``DelayedScaling``; under ``autocast`` of it,
     too, weights may be gathered by ``Float8CurrentScaling``), and for a model that is laid out already, before anything is changed.
@@ -116,6 +116,9 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
         if isinstance(weight, DTensor):
             got, do = f"a {type(module).__name__} whose {own} is a DTensor", "call it before fully_shard, on a model without tensor parallelism"
             raise ArgumentError(expected("a model that is not laid out yet", of=of, got=got, do=do))
-    made = {id(weight): nn.Parameter(GatheredQuantized(weight, quantizer), weight.requires_grad) for _, _, weight in weights if weight.dim() == 2}
+    taken = {(module, own) for module, own, _ in weights}
+    tied = {id(p) for module in model.modules() for name, p in module._parameters.items() if (module, name) not in taken}  # others read its values
+    alone = [weight for _, _, weight in weights if weight.dim() == 2 and id(weight) not in tied]
+    made = {id(weight): nn.Parameter(GatheredQuantized(weight, quantizer), weight.requires_grad) for weight in alone}
     run([partial(module._parameters.__setitem__, own, made[id(weight)]) for module, own, weight in weights if id(weight) in made])
     return model
