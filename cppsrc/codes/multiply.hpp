@@ -118,10 +118,12 @@ inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t 
             multiply_chunk<Decoder, Factors>(padded, own, few.a + k, few.a_stride, sum[c], seen);
         }
     }
+    float totals[kWidth * kHeight];
+    sums_of_lanes(sum[0], totals);
     for (int c = 0; c < kWidth; ++c) {
         const bool poisoned = has_nan(seen) && has_nan_code(b[c] + first / kPerByte, (last - first) / kPerByte);
         for (int r = 0; r < kHeight; ++r) {
-            const float total = poisoned ? float_of(kQuietNan) : sum_lanes(sum[c][r]) * Decoder::kScale;
+            const float total = poisoned ? float_of(kQuietNan) : totals[c * kHeight + r] * Decoder::kScale;
             few.sums[r * few.sums_stride + col + c] += total;
         }
     }

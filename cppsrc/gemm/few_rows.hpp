@@ -50,8 +50,10 @@ inline void multiply_few(const FewRows& few, std::int64_t col, std::int64_t firs
             for (int r = 0; r < kHeight; ++r) sum[r][c] = dot(sum[r][c], load_units(a + r * few.a_stride), column);
         }
     }
+    float totals[kHeight * kWidth];
+    sums_of_lanes(sum[0], totals);
     for (int r = 0; r < kHeight; ++r)
-        for (int c = 0; c < kWidth; ++c) few.sums[r * few.sums_stride + col + c] += sum_lanes(sum[r][c]);
+        for (int c = 0; c < kWidth; ++c) few.sums[r * few.sums_stride + col + c] += totals[r * kWidth + c];
 }
 
 template <class S, int kHeight>

@@ -16,6 +16,8 @@ constexpr std::int64_t kPackedBUnits = 1 << 19;     // of KC x NC: 2 MiB
 constexpr std::int64_t kSharedARows = 512;        // of M, in all
 constexpr std::int64_t kTaskBUnits = 128 * 1024;  // of K x NC, a task's: 512 KiB
 
+constexpr std::int64_t kPackedElements = 128;  // of K for each row and lane, up to which B is packed for more than kFewRows: measured
+
 constexpr std::int64_t kTurnedMC = 512;
 constexpr std::int64_t kTurnedAUnits = 1 << 19;  // of MC x K: 2 MiB
 constexpr std::int64_t kTurnedNC = 48;           // a multiple of every level's MR; at most kTile
@@ -29,8 +31,12 @@ bool turns(const Product& p) {
     return (few || large) && p.n >= std::min(p.m, kTurnedMinN);
 }
 
-/// Rows of A from which packing B costs less than reading it at a row's speed: tiles take sixteen rows at once.
-std::int64_t most_few_rows(const Product& p) { return p.kernels.reads_tiles ? kMaxFewTiledRows : kMaxFewRows; }
+/// Whether reading B at a row's speed costs less than packing it. Tiles take sixteen rows at once; else each kFewRows read B anew, and what adding up
+/// the lanes of their sums costs does not fall with K, while packing does.
+bool are_few_rows(const Product& p) {
+    if (p.kernels.reads_tiles) return p.m <= kMaxFewTiledRows;
+    return p.m <= kFewRows || (p.m <= kMaxFewRows && p.k * p.kernels.lanes > kPackedElements * p.m);
+}
 
 /// NC of a task: for wide results such that each thread has as many tasks as the others.
 std::int64_t turned_nc(const Product& p) {
@@ -67,7 +73,7 @@ std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes) {
 Plan plan_for(const Product& p) {
     if (p.codes != nullptr) return {Schedule::FewCodes, p.m, kFewRowsCols, p.k};
     if (p.b.transposed && !p.a.transposed) {
-        if (p.m <= most_few_rows(p)) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
+        if (are_few_rows(p)) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
         if (!p.kernels.reads_tiles && p.scaling != Scaling::OfSums && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
     }
     const std::int64_t nr = p.kernels.nr;

@@ -25,9 +25,9 @@ void run_shared_a(Product& p, const Plan& plan);
 /// operands anyhow, and have no use for it.
 void run_turned(Product& p, const Plan& plan);
 
-/// For at most kMaxFewRows rows in the same layout (kMaxFewTiledRows where tiles are multiplied), as in generation token by token: the time is
-/// that of reading B once, so that B is decoded in
-/// registers on the way to its products, and neither packed nor blocked in K but for the nearest cache (few_rows.hpp). All of A is packed.
+/// For at most kMaxFewRows rows in the same layout (kMaxFewTiledRows where tiles are multiplied; fewer where K is short), as in generation token by
+/// token: the time is that of reading B once, so that B is decoded in registers on the way to its products, and neither packed nor blocked in K but for
+/// the nearest cache (few_rows.hpp). All of A is packed.
 void run_few_rows(Product& p, const Plan& plan);
 
 /// The same where B is codes, with one scale or with scales of blocks along K: A is packed as floats, in the order in which codes are decoded, and what

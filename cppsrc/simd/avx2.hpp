@@ -59,6 +59,19 @@ inline float sum_lanes(F32 a) {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
 
+inline F32 sums_of_lanes(const F32 (&a)[kLanes]) {
+    __m256 fours[4];  // of a[i] and a[i + 4]
+    for (int i = 0; i < 4; ++i) {
+        fours[i] = _mm256_add_ps(_mm256_permute2f128_ps(a[i].v, a[i + 4].v, 0x20), _mm256_permute2f128_ps(a[i].v, a[i + 4].v, 0x31));
+    }
+    __m256 twos[2];
+    for (int i = 0; i < 2; ++i) {
+        const __m256d first = _mm256_castps_pd(fours[2 * i]), second = _mm256_castps_pd(fours[2 * i + 1]);
+        twos[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(first, second)), _mm256_castpd_ps(_mm256_unpackhi_pd(first, second)));
+    }
+    return {_mm256_add_ps(_mm256_shuffle_ps(twos[0], twos[1], 0x88), _mm256_shuffle_ps(twos[0], twos[1], 0xdd))};
+}
+
 inline F32 swap_pairs(F32 a) { return {_mm256_permute_ps(a.v, 0xb1)}; }
 
 inline float max_lanes(F32 a) {

@@ -63,6 +63,26 @@ inline float sum_lanes(F32 a) {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
 
+inline F32 sums_of_lanes(const F32 (&a)[kLanes]) {
+    __m512 eights[8];  // of a[i] and a[i + 8], where i and i + 4 are neighbours
+    for (int i = 0; i < 8; ++i) {
+        const __m512 first = a[i / 2 + i % 2 * 4].v, second = a[i / 2 + i % 2 * 4 + 8].v;
+        eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x44), _mm512_shuffle_f32x4(first, second, 0xee));
+    }
+    __m512 fours[4];  // of a[i], a[i + 8], a[i + 4] and a[i + 12]
+    for (int i = 0; i < 4; ++i) {
+        const __m512 first = eights[2 * i], second = eights[2 * i + 1];
+        fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xdd));
+    }
+    __m512 twos[2];
+    for (int i = 0; i < 2; ++i) {
+        const __m512d first = _mm512_castps_pd(fours[2 * i]), second = _mm512_castps_pd(fours[2 * i + 1]);
+        twos[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)), _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+    }
+    const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xdd));
+    return {_mm512_shuffle_f32x4(sums, sums, 0xd8)};
+}
+
 inline F32 swap_pairs(F32 a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
 
 inline float max_lanes(F32 a) {

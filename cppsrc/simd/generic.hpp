@@ -98,6 +98,13 @@ inline float sum_lanes(const F32& a) {
     return sums.lane[0];
 }
 
+/// sum_lanes of each of as many as there are lanes.
+inline F32 sums_of_lanes(const F32 (&a)[kLanes]) {
+    F32 result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = sum_lanes(a[i]);
+    return result;
+}
+
 /// Each pair of neighbouring lanes exchanged.
 inline F32 swap_pairs(const F32& a) {
     F32 result;

@@ -71,6 +71,31 @@ def test_blocks_and_rounds(level: str, flags: tuple[bool, bool], m: int, n: int,
     agree(product(left, right, flags=flags), left.double() @ right.double(), bound(left, right))
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, E4M3])
+@pytest.mark.parametrize("k", [40, 333])
+def test_a_row_alone_is_to_the_bit_that_among_few(level: str, kind: torch.dtype, k: int) -> None:
+    """However many sums of lanes are added up together, and whichever are left over: columns of all that go together, and the last ones."""
+    rows = 4 if level == "amx" else 8  # more are multiplied by tiles there
+    left, right = random(rows, k, torch.float32 if kind is torch.float32 else torch.bfloat16), random(61, k, kind, seed=1)
+
+    def of(x: Tensor) -> Tensor:
+        out = torch.empty(len(x), 61)
+        native.gemm(x, False, x.dtype, 1.0, right, True, kind, 1.0, out, torch.float32)
+        return out
+
+    alone = torch.cat([of(row[None]) for row in left])
+    agree(alone, left.double() @ right.double().t(), bound(left, right.t()))
+    for count in range(2, rows + 1):
+        assert torch.equal(of(left[:count]), alone[:count]), count
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("m", "k"), [(9, 64), (9, 333), (16, 96), (24, 160), (24, 600)])
+def test_few_rows_of_which_some_pack_the_right_operand(level: str, kind: torch.dtype, m: int, k: int) -> None:
+    left, right = random(m, k, kind), random(k, 70, kind, seed=1)
+    agree(product(left, right, flags=(False, True)), left.double() @ right.double(), bound(left, right))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("m", "k"), [(30, 600), (64, 601), (90, 600), (128, 601)])
 def test_a_right_operand_gives_the_same_wherever_it_lies(level: str, dtype: torch.dtype, m: int, k: int) -> None:
