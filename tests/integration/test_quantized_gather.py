@@ -14,8 +14,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed, multiprocessing, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import fusible
 from fusible.distributed import gather_quantized, load_sharded, materialize, parallelize, save_sharded
@@ -211,10 +212,17 @@ def train_under_the_first_fsdp(rank: int) -> None:
 
 
 def refuse(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
-    for laid_out in (shared_out(made(), None), shared_out(made(), CURRENT), parallelize(made(), mesh)):
-        with pytest.raises(ArgumentError, match=r"^gather_quantized: expected a model that is not laid out yet, got a \w+ whose \w+ is a DTensor; "):
-            gather_quantized(laid_out, CURRENT)
+    laid_out, mesh = fusible.Sequential(fusible.Linear(WIDTH, WIDTH, bias=False)), init_device_mesh("cpu", (WORLD,))
+    laid_out[0]._parameters["weight"] = nn.Parameter(distribute_tensor(laid_out[0].weight, mesh, [Shard(0)]))  # type: ignore[arg-type, union-attr]
+    under, another = (
+        "whose parameters FSDP does not share out yet, got one",
+        "that are whole or laid out by parallelize, got a Linear whose weight is a",
+    )
+    for model, message in ((shared_out(made(), None), under), (shared_out(made(), CURRENT), under), (laid_out, another)):
+        with pytest.raises(ArgumentError, match=rf"^gather_quantized: expected \w[\w ]* {message} "):
+            gather_quantized(model, CURRENT)
+    with pytest.raises(ArgumentError, match="which FSDP2 is to gather in 8 bits; call gather_quantized after parallelize"):
+        parallelize(gather_quantized(made(), CURRENT), init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",)))
 
 
 JOBS = (
@@ -230,6 +238,78 @@ JOBS = (
 )
 
 
+def decoder(groups: int = 2) -> fusible.Sequential:
+    """A block whose q, k and v, and whose gate and what it multiplies, processes along ``tp`` hold apart."""
+    torch.manual_seed(0)
+    qkv, attention = fusible.Linear(WIDTH, WIDTH + 2 * groups * 64, bias=False), fusible.GroupedQuerySelfAttention(WIDTH, 4, groups, rope_base=1e4)
+    return fusible.Sequential(
+        fusible.Residual(fusible.RMSNorm(WIDTH), qkv, attention, fusible.Linear(WIDTH, WIDTH)),
+        fusible.Residual(fusible.RMSNorm(WIDTH), fusible.Linear(WIDTH, 4 * WIDTH), fusible.SwiGLU(), fusible.Linear(2 * WIDTH, WIDTH, bias=False)),
+    )
+
+
+def classes_seen(model: nn.Module) -> dict[str, type]:
+    """Of what this process has of each weight of a product, within a pass."""
+    found: dict[str, type] = {}
+
+    def look(module: nn.Module, *_: object) -> None:
+        found.update({name: type(getattr(p, "_local_tensor", p)) for name, p in module.named_parameters() if p.dim() == 2})
+
+    handle = model.register_forward_hook(look, prepend=True)
+    with torch.no_grad():
+        model(torch.zeros(2, 16, WIDTH))
+    handle.remove()
+    return found
+
+
+def train_alike_along_tp(mesh: DeviceMesh) -> None:
+    """Of what is joined to one weight the parts are gathered apart, and scaled as one; what would be scaled otherwise is gathered as it is held."""
+    for name, recipe in RECIPES.items():
+        for groups in (2, 1):  # of keys: one each, or one that both have
+            results = []
+            for gathered in (None, recipe):
+                model = parallelize(decoder(groups), mesh)
+                if gathered is not None:
+                    gather_quantized(model, gathered)
+                fully_shard(model, mesh=mesh["dp_shard"])
+                optimizer, found = torch.optim.AdamW(model.parameters(), lr=0.01), list[torch.Tensor]()
+                for step in range(2):
+                    seed = 10 * step + mesh.get_local_rank("dp_shard")
+                    x = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(seed))
+                    with fusible.autocast(recipe=recipe):
+                        y = model(x * (1 + seed))
+                    y.float().square().mean().backward()
+                    found += [y.detach(), *(p.grad._local_tensor.clone() for p in model.parameters())]  # type: ignore[union-attr]
+                    optimizer.step()
+                    optimizer.zero_grad()
+                results.append(found)
+            assert all(map(torch.equal, *results)), (name, groups)
+            held = {part for part, kind in classes_seen(model).items() if not issubclass(kind, QuantizedTensor)}
+            apart = groups == 2 and name != "block"  # shards of 32 rows of keys cut squares of 128
+            assert held == (set() if apart else {"0.1.query_weight", "0.1.key_weight", "0.1.value_weight"}), (name, groups, held)
+
+
+def scale_joined_parts_alike(mesh: DeviceMesh) -> None:
+    """A value part of which the second half, another process's, is eight times as large."""
+    model = parallelize(decoder(), mesh)
+    attention_in: Any = model.get_submodule("0.1")
+    with torch.no_grad():
+        attention_in.value_weight._local_tensor[32:] *= 8
+    whole = torch.cat([attention_in._parameters[f"{part}_weight"]._local_tensor for part in ("query", "key", "value")])
+    quantizer: Any = quantizer_for_role(CURRENT.immutable(), QuantizerRole("linear", "weight"))
+    wanted, found = quantizer(whole).dequantize(), list[torch.Tensor]()
+    fully_shard(gather_quantized(model, CURRENT), mesh=mesh["dp_shard"])
+    parts = ("query_weight", "key_weight", "value_weight")
+    look = lambda *_: found.extend(attention_in._parameters[part]._local_tensor.dequantize() for part in parts)  # noqa: E731
+    model.register_forward_hook(look, prepend=True)
+    with torch.no_grad():
+        model(torch.zeros(2, 16, WIDTH))
+    assert torch.equal(torch.cat(found), wanted)
+
+
+JOBS_ALONG_TP = (train_alike_along_tp, scale_joined_parts_alike)
+
+
 def run(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
@@ -237,6 +317,21 @@ def run(rank: int, folder: str) -> None:
         job(*((rank, folder) if job is are_saved_and_read else (rank,)))  # type: ignore[operator]
     distributed.barrier()
     os._exit(0)  # an interpreter that ends while gloo's threads run may abort, with all its work done
+
+
+def run_along_tp(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2 * WORLD)
+    mesh = init_device_mesh("cpu", (WORLD, 2), mesh_dim_names=("dp_shard", "tp"))
+    for job in JOBS_ALONG_TP:
+        job(mesh)
+    distributed.barrier()
+    os._exit(0)
+
+
+def test_parts_of_weights_along_tp_are_gathered_in_8_bits() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(run_along_tp, args=(folder,), nprocs=2 * WORLD)
 
 
 def test_weights_gathered_in_8_bits_train_as_those_gathered_as_they_are() -> None:

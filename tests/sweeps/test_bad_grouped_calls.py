@@ -120,11 +120,11 @@ def test_what_has_been_cleared_says_so(cls: type[Any], name: str) -> None:
 def test_a_group_is_no_shard(name: str) -> None:
     subject = grouped(GroupedTensor, name)
     before = list(state(vars(subject)))
-    meta = ({"field_names": ()}, {"rowwise": True, "columnwise": True}, 0, 0)
+    meta = ({"field_names": ()}, {"rowwise": True, "columnwise": True}, 0, 0, ())
     for call in (
         subject.fsdp_extract_buffers,
         lambda: subject.fsdp_pre_all_gather(None, None, None, None, None),
-        lambda: subject.fsdp_pre_all_gather(type("Mesh", (), {"get_group": lambda self: None})(), None, None, None, None),
+        lambda: subject.fsdp_pre_all_gather(type("Mesh", (), {"get_group": lambda self: None, "size": lambda self: 2})(), None, None, None, None),
         lambda: subject.fsdp_post_all_gather((), meta, torch.float32),
     ):
         with pytest.raises(ArgumentError) as caught:

@@ -32,6 +32,8 @@ from fusible.distributed.whole import divisions, with_states_of_all
 from fusible.errors import CheckpointError, ExecutionError, NotServedError, expected
 from fusible.files import refused
 from fusible.pytorch.checkpoint import LoadPlanner
+from fusible.pytorch.product_weights import local_of
+from fusible.quantized import QuantizedTensor
 
 __all__ = ["load_sharded", "save_sharded"]
 
@@ -45,7 +47,8 @@ def save_sharded(folder: str | Path, model: nn.Module, tensors: Tensors, moments
     by the same names; saved as ``NAME.KIND``. What several processes have alike, one writes. The folder is one that all see, and should be empty.
     ``HuggingFaceStorageReader`` of ``torch.distributed.checkpoint`` reads it too.
 
-    Every process of the model calls it. Raises ``FileError`` where the system refuses it to one, in all.
+    Every process of the model calls it. Raises ``FileError`` where the system refuses it to one, in all, and ``NotServedError`` for parameters in 8
+    bits.
     """
     writer = _Writer(str(folder), save_distributed=True)
     with _telling(f"a shard in {Path(folder).absolute()}"):
@@ -71,6 +74,10 @@ def load_sharded(folder: str | Path, model: nn.Module, tensors: dict[str, torch.
 
 def _as_whole(model: nn.Module, tensors: Tensors, moments: Mapping[str, Tensors] | None) -> dict[str, Any]:
     """Tensors for ``torch.distributed.checkpoint``, by the names of the model in one process; they share the memory of what is given."""
+    quantized = next((f"{name} as a {kind.__name__}" for name, x in tensors.items() if issubclass(kind := type(local_of(x)), QuantizedTensor)), None)
+    if quantized is not None:
+        do = "save and load before quantize_parameters, or by torch.distributed.checkpoint"
+        raise NotServedError(expected("tensors in high precision", of="the shards of a model", got=quantized, do=do))
     kinds = {"": dict(tensors), **{f".{kind}": dict(of_kind) for kind, of_kind in (moments or {}).items()}}
     for found in kinds.values():
         for whole, parts in divisions(model).items():

@@ -16,6 +16,7 @@ from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, Rewritten, exper
 from fusible.compute_pipeline import context_parallel as sequences_shared
 from fusible.distributed.embedding import VocabularyEmbedding, WholeEmbedding
 from fusible.distributed.mesh import check_mesh, size_of
+from fusible.distributed.quantized_gather import GatheredQuantized
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import DispatchTokens, Op
@@ -263,6 +264,9 @@ def _check_module(b: BoundOp) -> None:
         if isinstance(parameter, QuantizedTensor):
             got = f"{name} of {type(b.module).__name__} in 8 bits"
             raise NotServedError(expected("parameters in high precision", of=of, got=got, do="quantize them after parallelize"))
+        if isinstance(parameter, GatheredQuantized):
+            got = f"{name} of {type(b.module).__name__}, which FSDP2 is to gather in 8 bits"
+            raise ArgumentError(expected("parameters that are held as they are", of=of, got=got, do="call gather_quantized after parallelize"))
         if name in getattr(b.module, "accumulating_parameters", ()):
             got = f"{type(b.module).__name__}(accumulate_into_main_grad=True)"
             raise NotServedError(expected("gradients in .grad", of=of, got=got, do="leave it out"))

@@ -9,12 +9,19 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
 
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.product_weights import WEIGHT, quantizer_of_weights, weights_of_products
-from fusible.quantized import DelayedScalingRequest, Quantizer, Recipe, quantizer_for_role
+from fusible.pytorch.product_weights import (
+    WEIGHT,
+    laid_out_like,
+    local_of,
+    quantized_together,
+    quantizer_of_weights,
+    weights_of_products,
+)
+from fusible.quantized import DelayedScalingRequest, QuantizedTensor, Quantizer, Recipe, quantizer_for_role
 from fusible.tex.calls.transaction import run
 
 __all__ = ["gather_quantized", "gathers_quantized"]
@@ -34,11 +41,13 @@ class GatheredQuantized(torch.Tensor):
     where that is how it scales. To everything else it is the tensor of its values."""
 
     _quantizer: Quantizer
+    _parts: tuple[str, ...]
+    """The module's names of what a product takes as one weight with this, which are scaled alike."""
 
     @staticmethod
-    def __new__(cls, values: torch.Tensor, quantizer: Quantizer) -> GatheredQuantized:
+    def __new__(cls, values: torch.Tensor, quantizer: Quantizer, parts: tuple[str, ...]) -> GatheredQuantized:
         made = torch.Tensor._make_subclass(cls, values.detach(), values.requires_grad)
-        made._quantizer = quantizer
+        made._quantizer, made._parts = quantizer, parts
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -49,8 +58,8 @@ class GatheredQuantized(torch.Tensor):
             found = func(*args, **(kwargs or {}))
         if func not in _KEPT:
             return found
-        quantizer = args[0]._quantizer
-        return [cls(part, quantizer) for part in found] if isinstance(found, (list, tuple)) else cls(found, quantizer)
+        like = args[0]._quantizer, args[0]._parts
+        return [cls(part, *like) for part in found] if isinstance(found, (list, tuple)) else cls(found, *like)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved, it is the tensor of its values."""
@@ -67,58 +76,74 @@ class GatheredQuantized(torch.Tensor):
         """``(buffers, metadata)`` of this shard, quantized; where rows do not divide by the processes, or a shard would cut blocks, its values."""
         values, count = self._values(), mesh.size()
         rows = -(-orig_size[0] // count)
-        if rows * count == orig_size[0] and self._quantizer.is_quantizable(values):
-            quantizer: Any = self._quantizer.copy()
-            if hasattr(quantizer, "with_amax_reduction"):
-                quantizer.with_amax_reduction, quantizer.amax_reduction_group = True, mesh.get_group()
-            quantized = quantizer(values)
-            if rows % quantized._row_step() == 0:
-                buffers, meta = quantized.fsdp_pre_all_gather(mesh, orig_size, contiguous_orig_stride, module, mp_policy)
-                return buffers, (quantized, meta)
+        if rows * count == orig_size[0] and (quantized := self._quantized(mesh, module)) is not None and rows % quantized._row_step() == 0:
+            buffers, meta = quantized.fsdp_pre_all_gather(mesh, orig_size, contiguous_orig_stride, module, mp_policy)
+            return buffers, (quantized, meta)
         padded = values.new_zeros(rows, *orig_size[1:], dtype=mp_policy.param_dtype or values.dtype)
         padded[: len(values)] = values
         return (padded,), None
 
+    def _quantized(self, mesh: DeviceMesh, module: Any) -> QuantizedTensor | None:
+        """This shard, quantized with those of the other parts; None where the format does not hold them."""
+        shards = [local_of(module._parameters[name])._values() for name in self._parts] if len(self._parts) > 1 else [self._values()]
+        if not all(self._quantizer.is_quantizable(shard) for shard in shards):
+            return None
+        made = quantized_together(shards, self._quantizer, mesh.get_group())
+        own = next(i for i, name in enumerate(self._parts) if local_of(module._parameters[name]) is self) if len(shards) > 1 else 0
+        return None if made is None else made[own]
+
     def fsdp_post_all_gather(self, all_gather_outputs: tuple[torch.Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None) -> Any:
-        """The whole weight, quantized, and what FSDP2 may free; as of ``QuantizedTensor``."""
+        """The whole weight, quantized, and what FSDP2 may free; as of ``QuantizedTensor``. Along ``tp`` FSDP2 gives the ``DTensor`` around it."""
         if metadata is None:
             return None if out is not None else (all_gather_outputs[0], all_gather_outputs)
         quantized, meta = metadata
-        return quantized.fsdp_post_all_gather(all_gather_outputs, meta, param_dtype, out=out)
+        return quantized.fsdp_post_all_gather(all_gather_outputs, meta, param_dtype, out=local_of(out))
 
 
 def gathers_quantized(model: nn.Module, recipe: Recipe) -> bool:
-    """Whether ``gather_quantized`` takes ``model`` and ``recipe``: nothing is laid out yet, and weights are scaled by their own magnitudes."""
-    laid_out = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return not laid_out and isinstance(quantizer_for_role(recipe.immutable(), WEIGHT), Quantizer)
+    """Whether ``gather_quantized`` takes ``recipe``: weights are scaled by their own magnitudes; and ``model``: no weight is quantized already."""
+    quantizer = quantizer_for_role(recipe.immutable(), WEIGHT)
+    return isinstance(quantizer, Quantizer) and not any(isinstance(local_of(p), QuantizedTensor) for p in model.parameters())
 
 
 def gather_quantized(model: M, recipe: Recipe) -> M:
     """Let FSDP2 gather the weights of products in ``model`` as ``recipe`` quantizes them, and give the model back. To be called before
-    ``fully_shard``, in all processes.
+    ``fully_shard``, and after ``parallelize`` where that lays the model out, in all processes.
 
     Processes go on holding, stepping and saving their shards as they are, in float32 say. Each quantizes its own before it is sent, by the largest
     magnitude in all of them where a scale is for the whole weight: so passes under ``recipe`` give what they give without, to the bit. Of a weight
     of [n, k] that one copy serves, as of ``Float8CurrentScaling`` and ``Float8BlockScaling``, n * k bytes are gathered, and scales; of MXFP8, whose
     rows and columns have values of their own, 2 * n * k. What is no product's weight, or is another module's parameter too (an embedding's),
-    experts that are held as one, and a weight that processes cannot share out in whole rows of blocks, are gathered as they are held.
+    experts that are held as one, keys of which processes along ``tp`` take parts, and a weight that processes cannot share out in whole rows of
+    blocks, are gathered as they are held.
 
     Raises ``ArgumentError`` for a recipe that quantizes no weights, or by scales that a module keeps (``DelayedScaling``; under ``autocast`` of it,
-    too, weights may be gathered by ``Float8CurrentScaling``), and for a model that is laid out already, before anything is changed.
+    too, weights may be gathered by ``Float8CurrentScaling``), and for a model under ``fully_shard``, before anything is changed.
     """
     of, quantizer = "gather_quantized", quantizer_of_weights(recipe, "gather_quantized")
     if isinstance(quantizer, DelayedScalingRequest):
         do = "give Float8CurrentScaling(), under whichever recipe the model is called"
         raise ArgumentError(expected("a recipe that scales weights by their own magnitudes", of=of, got=repr(recipe), do=do))
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        got = "one under fully_shard"
+        raise ArgumentError(expected("a model whose parameters FSDP does not share out yet", of=of, got=got, do="call it before fully_shard"))
     modules = [module for module in model.modules() if isinstance(module, BaseModule)]
-    weights = [(module, own, weight) for module in modules for _, _, own, weight in weights_of_products(module.local_ops(), module._parameters)]
-    for module, own, weight in weights:
-        if isinstance(weight, DTensor):
-            got, do = f"a {type(module).__name__} whose {own} is a DTensor", "call it before fully_shard, on a model without tensor parallelism"
-            raise ArgumentError(expected("a model that is not laid out yet", of=of, got=got, do=do))
-    taken = {(module, own) for module, own, _ in weights}
+    weights = [(module, weight) for module in modules for weight in weights_of_products(module.local_ops(), module._parameters, module.shares)]
+    for module, weight in weights:
+        for name, part in weight.parts.items():
+            if hasattr(part, "_local_tensor") and weight.own not in module.shares:
+                got, do = f"a {type(module).__name__} whose {name} is a DTensor of another's making", "lay the model out by parallelize"
+                raise ArgumentError(expected("parameters that are whole or laid out by parallelize", of=of, got=got, do=do))
+    taken = {(module, name) for module, weight in weights for name in weight.parts}
     tied = {id(p) for module in model.modules() for name, p in module._parameters.items() if (module, name) not in taken}  # others read its values
-    alone = [weight for _, _, weight in weights if weight.dim() == 2 and id(weight) not in tied]
-    made = {id(weight): nn.Parameter(GatheredQuantized(weight, quantizer), weight.requires_grad) for weight in alone}
-    run([partial(module._parameters.__setitem__, own, made[id(weight)]) for module, own, weight in weights if id(weight) in made])
+    made: dict[int, nn.Parameter] = {}
+    for _, weight in weights:
+        parts = tuple(weight.parts)
+        if any(lines is not None for lines in weight.share.lines) or any(p.dim() != 2 or id(p) in tied for p in weight.parts.values()):
+            continue
+        for part in weight.parts.values():
+            new = made[id(part)] = laid_out_like(part, GatheredQuantized(local_of(part), quantizer, parts), part.requires_grad)
+            vars(new).update(vars(part))
+    places = [(module, name, part) for module, weight in weights for name, part in weight.parts.items() if id(part) in made]
+    run([partial(module._parameters.__setitem__, name, made[id(part)]) for module, name, part in places])
     return model

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,9 +12,10 @@ from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import is_quantized_type
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.shares import Share
 from fusible.quantized import DelayedScalingRequest, QuantizedTensor, Quantizer, QuantizerRole, Recipe, quantizer_for_role
 
-__all__ = ["WEIGHT", "quantizer_of_weights", "weights_of_products"]
+__all__ = ["WEIGHT", "HeldWeight", "laid_out_like", "local_of", "quantized_together", "quantizer_of_weights", "weights_of_products"]
 
 WEIGHT = QuantizerRole("linear", "weight")
 
@@ -30,11 +32,51 @@ def quantizer_of_weights(recipe: Recipe, of: str) -> Quantizer | DelayedScalingR
     return quantizer
 
 
-def weights_of_products(bound: Sequence[BoundOp], parameters: Mapping[str, Any]) -> Iterator[tuple[Op, str, str, torch.Tensor]]:
-    """Of ``bound`` each op that takes a weight which it may quantize, by which name, the module's name of it in ``parameters``, and the weight. One
-    that is quantized already is none."""
+class HeldWeight(NamedTuple):
+    """A weight of a product: ``op``'s ``name``, which its module calls ``own``. ``parts``: the module's parameters that are joined to it, by their
+    names; one, but for what processes share out by parts (``share``)."""
+
+    op: Op
+    name: str
+    own: str
+    parts: dict[str, torch.Tensor]
+    share: Share
+
+
+def weights_of_products(bound: Sequence[BoundOp], parameters: Mapping[str, Any], shares: Mapping[str, Share]) -> Iterator[HeldWeight]:
+    """Of ``bound`` the weights which their ops may quantize, as a module of such ``parameters`` and ``shares`` holds them. One that is quantized
+    already is none."""
     for op, names in ((b.op, b.parameters) for b in bound):
         for name, own in zip(op.arg_names, names, strict=True):
-            asked, parameter = op.type_of(name), parameters.get(own)  # a buffer is no parameter
-            if asked is not None and parameter is not None and is_quantized_type(asked) and not isinstance(parameter, QuantizedTensor):
-                yield op, name, own, parameter
+            asked, share = op.type_of(name), shares.get(own) or Share.all_of(own)
+            parts = {part: parameters[part] for part in share.names if parameters.get(part) is not None}  # a buffer is no parameter
+            if asked is None or not is_quantized_type(asked) or len(parts) < len(share.names):
+                continue
+            if not any(isinstance(local_of(part), QuantizedTensor) for part in parts.values()):
+                yield HeldWeight(op, name, own, parts, share)
+
+
+def local_of(parameter: Any) -> torch.Tensor:
+    """What this process has of a parameter."""
+    return getattr(parameter, "_local_tensor", parameter)
+
+
+def laid_out_like(parameter: Any, local: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    """A parameter of which this process has ``local``, as it has its part of ``parameter``."""
+    if not hasattr(parameter, "_local_tensor"):
+        return torch.nn.Parameter(local, requires_grad)
+    return torch.nn.Parameter(type(parameter.data)(local, parameter._spec, requires_grad=False), requires_grad)
+
+
+def quantized_together(parts: Sequence[torch.Tensor], quantizer: Quantizer, group: Any) -> list[QuantizedTensor] | None:
+    """The parts of what a product takes as one, quantized as one: by the largest magnitude of all of them, and of those in the processes of
+    ``group``, where that is how ``quantizer`` scales. None where a part would cut blocks of another. Raises ``ShapeError`` for what the format does
+    not hold."""
+    by: Any = quantizer.copy()
+    if group is not None and hasattr(by, "with_amax_reduction"):
+        by.with_amax_reduction, by.amax_reduction_group = True, group
+    whole: Any = by(parts[0] if len(parts) == 1 else torch.cat(list(parts)))
+    whole._quantizer = quantizer.copy()
+    ends = list(accumulate(len(part) for part in parts))
+    made = [whole] if len(parts) == 1 else [whole._rows(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
+    return None if any(part is None for part in made) else made

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from fusible.errors import ShapeError
+from fusible.errors import NotServedError, ShapeError, expected
 from fusible.nvte import Tensor, flatten_storage
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp, in_shape
 from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.product_weights import quantizer_of_weights, weights_of_products
+from fusible.pytorch.product_weights import (
+    HeldWeight,
+    laid_out_like,
+    local_of,
+    quantized_together,
+    quantizer_of_weights,
+    weights_of_products,
+)
 from fusible.quantized import DelayedScalingRequest, Float8CurrentScalingQuantizer, QuantizedTensor, Quantizer, Recipe
 from fusible.tex import DType
 from fusible.tex.calls.transaction import Write, run
@@ -34,19 +41,24 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recip
 
     What they were is not kept, and no call makes another copy. They get no gradient. Every recipe takes them as they are; outside of ``autocast``,
     activations stay in their own precision. A weight that is quantized already stays as it is. A parameter that several modules share is quantized
-    once. Raises ``ShapeError`` for a weight whose sizes the format does not hold and ``ArgumentError`` for a recipe that quantizes no weights, before
-    anything is changed.
+    once. Of a model that ``parallelize`` has laid out every process calls it, and quantizes its own part of each weight, by the largest magnitude in
+    all of them where a scale is for the whole.
+
+    Raises ``ShapeError`` for a weight whose sizes the format does not hold, ``ArgumentError`` for a recipe that quantizes no weights, and
+    ``NotServedError`` for weights that ``fully_shard`` shares out, or experts that processes do, before anything is changed.
     """
     quantizer = _quantizer(fp8_dtype, recipe)
-    done: dict[int, nn.Parameter] = {}
+    done: dict[tuple[int, ...], list[nn.Parameter]] = {}
     modules = {module: path for path, module in model.named_modules() if isinstance(module, BaseModule)}
+    _check_layout(model, modules)
     for module in modules:
         module.forget_plans()
 
-    def quantized(name: str, parameter: torch.Tensor) -> nn.Parameter:
-        if id(parameter) not in done:
-            done[id(parameter)] = _quantized(parameter, quantizer, name)
-        return done[id(parameter)]
+    def quantized(name: str, weight: HeldWeight, group: Any) -> list[nn.Parameter]:
+        key = tuple(map(id, weight.parts.values()))
+        if key not in done:
+            done[key] = _quantized(weight, quantizer, group, name)
+        return done[key]
 
     # Made at once: an interrupt finds all weights in 8 bits or none.
     run([write for module, path in modules.items() for write in _writes(module, f"{path}." if path else "", quantized)])
@@ -57,18 +69,36 @@ def hold_parameters(module: BaseModule, quantized: Mapping[str, torch.Tensor]) -
     """Let ``module``, which no module around it has called yet, hold ``quantized``, by name, in the place of the weights of its products; for
     inference."""
     module.forget_plans()
-    run(_writes(module, "", lambda name, _: nn.Parameter(quantized[name], requires_grad=False)))
+    run(_writes(module, "", lambda name, *_: [nn.Parameter(quantized[name], requires_grad=False)]))
 
 
-def _writes(module: BaseModule, begin: str, quantized: Callable[[str, torch.Tensor], nn.Parameter]) -> list[Write]:
-    """What is assigned for ``module`` to hold ``quantized(name, weight)`` in the place of each weight of a product that is not quantized yet; of
-    several that are one parameter each by itself. ``begin``: of the names."""
+def _check_layout(model: nn.Module, modules: Iterable[BaseModule]) -> None:
+    """Raise for parameters of which this process has parts that are not the module's to replace."""
+    of = "the model of quantize_parameters"
+    if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
+        do = "call it before fully_shard"
+        raise NotServedError(expected("weights that FSDP does not share out", of=of, got="a model under fully_shard", do=do))
+    for module in modules:
+        if any(hasattr(p, "_local_tensor") and p.dim() > 2 for p in module.parameters(recurse=False)):
+            do = "leave them in high precision, or the mesh's dimension ep out"
+            raise NotServedError(expected("experts that one process has", of=of, got=f"those of a {type(module).__name__} in parts", do=do))
+
+
+_Quantized = Callable[[str, HeldWeight, Any], list[nn.Parameter]]
+"""What is held in the place of each part of a weight, given its name and the group of the processes that have its parts."""
+
+
+def _writes(module: BaseModule, begin: str, quantized: _Quantized) -> list[Write]:
+    """What is assigned for ``module`` to hold what ``quantized`` gives in the place of each weight of a product that is not quantized yet; of several
+    that are one parameter each by itself. ``begin``: of the names."""
     unstacked, changed, found = module.unstacked(), dict[Op, Op](), dict[str, nn.Parameter]()
     parameters: Mapping[str, Any] = unstacked.get("_parameters", module._parameters)
     bound: Sequence[BoundOp] = unstacked.get("_bound", module.local_ops())
-    for op, name, own, parameter in weights_of_products(bound, parameters):
-        made = found[own] = quantized(f"{begin}{own}", parameter)
-        changed[op] = changed.get(op, op).with_(**{name: in_shape(Tensor(made, stored_type(made)))})
+    for weight in weights_of_products(bound, parameters, module.shares):
+        made = quantized(f"{begin}{weight.own}", weight, module.amax_group)
+        found |= zip(weight.parts, made, strict=True)
+        taken = weight.share.joined([local_of(part) for part in made])
+        changed[weight.op] = changed.get(weight.op, weight.op).with_(**{weight.name: in_shape(Tensor(taken, stored_type(taken)))})
     if not unstacked:
         writes: list[Write] = [partial(module._parameters.__setitem__, own, made) for own, made in found.items()]
         return [*writes, partial(vars(module).update, module.exchanged(changed))] if changed else []
@@ -97,9 +127,14 @@ def _quantizer(fp8_dtype: DType, recipe: Recipe | None) -> Quantizer:
     return quantizer.with_usages(rowwise=True, columnwise=False)
 
 
-def _quantized(parameter: torch.Tensor, quantizer: Quantizer, name: str) -> nn.Parameter:
+def _quantized(weight: HeldWeight, quantizer: Quantizer, group: Any, name: str) -> list[nn.Parameter]:
+    parts = weight.parts.values()
     try:
         with torch.no_grad():
-            return nn.Parameter(quantizer(parameter), requires_grad=False)
+            made = quantized_together([local_of(part).detach() for part in parts], quantizer, group)
     except ShapeError as error:
         raise ShapeError(f"{name}: {error}") from None
+    if made is None or not isinstance(weight.share.joined(made), QuantizedTensor):
+        do = "take a format without blocks, or fewer processes along tp"
+        raise ShapeError(expected("parts of rows in whole blocks", of=name, got=", ".join(str(list(local_of(part).shape)) for part in parts), do=do))
+    return [laid_out_like(part, each, False) for part, each in zip(parts, made, strict=True)]

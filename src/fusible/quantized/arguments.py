@@ -95,7 +95,7 @@ def _is_extracted(x: Any) -> bool:
 
 
 def _is_gather_input(x: Any) -> bool:
-    return isinstance(x, tuple) and [*map(type, x)] == [dict, dict, int, int] and _is_extracted(x[0])
+    return isinstance(x, tuple) and [*map(type, x)] == [dict, dict, int, int, tuple] and _is_extracted(x[0])
 
 
 def _is_dense(x: Any) -> bool:
@@ -192,7 +192,7 @@ GatherInput = Annotated[Any, Kind("what fsdp_pre_all_gather tells", _is_gather_i
 Parts = Annotated[Sequence[Any], Kind("a list of quantized tensors", _are_parts)]
 """Rows of one tensor, at least one of them."""
 
-Mesh = Annotated[Any, Kind("a device mesh", lambda x: hasattr(x, "get_group"))]
+Mesh = Annotated[Any, Kind("a device mesh", lambda x: hasattr(x, "get_group") and hasattr(x, "size"))]
 """A ``DeviceMesh``."""
 
 Shard = Annotated[Any, Kind("a quantized tensor", lambda x: hasattr(x, "fsdp_assign_gathered"))]

@@ -249,7 +249,9 @@ class QuantizedTensor(torch.Tensor, _Storage):
             self._quantizer.with_amax_reduction, self._quantizer.amax_reduction_group = True, mesh.get_group()
         common = [value.reshape(1) for value in _common(meta) if value.numel() == 1]
         recorded = [amax.reshape(1)] if (amax := recorded_amax(quantizer)) is not None else []
-        return (*buffers, *common, *recorded), (meta, self.get_usages(), len(buffers), len(common))
+        given, alone = (*buffers, *common, *recorded), mesh is not None and mesh.size() == 1
+        # Alone FSDP2 takes the first tensor and leaves out the others.
+        return given[:1] if alone else given, (meta, self.get_usages(), len(buffers), len(common), given[1:] if alone else ())
 
     def fsdp_post_all_gather(
         self, all_gather_outputs: Buffers, metadata: GatherInput, param_dtype: torch.dtype, *, out: Shard | None = None
@@ -260,8 +262,9 @@ class QuantizedTensor(torch.Tensor, _Storage):
         Raises ``ArgumentError`` where the shards have different scales. This is checked the first time only: the check waits for the device, and
         shards with equal scales keep them equal.
         """
-        meta, usages, count, common = metadata
-        of = "all_gather_outputs of fsdp_post_all_gather"
+        meta, usages, count, common, own = metadata
+        of, freed = "all_gather_outputs of fsdp_post_all_gather", all_gather_outputs
+        all_gather_outputs = *all_gather_outputs, *own
         buffers, scales, recorded = all_gather_outputs[:count], all_gather_outputs[count : count + common], all_gather_outputs[count + common :]
         amax, given = recorded_amax(self._quantizer), (*all_gather_outputs, *_common(meta))
         if len(buffers) + len(scales) != count + common or len(recorded) != (amax is not None):
@@ -273,7 +276,7 @@ class QuantizedTensor(torch.Tensor, _Storage):
                 raise ArgumentError(expected("one scale", of=f"the shards of a {type(self).__name__}", got=got, do=do))
             shape, fields = gathered_fields(self, buffers, meta, of)
             out = self._gathered(shape, fields, param_dtype, self._quantizer.copy(), usages)
-            all_gather_outputs = *all_gather_outputs, *(getattr(*at) for at in _tensors_of(out).values() if not _is_one_of(getattr(*at), given))
+            freed = *freed, *(getattr(*at) for at in _tensors_of(out).values() if not _is_one_of(getattr(*at), given))
         else:
             former = {name: getattr(*at) for name, at in _tensors_of(out).items()}
             out.fsdp_assign_gathered(buffers, meta)
@@ -285,7 +288,7 @@ class QuantizedTensor(torch.Tensor, _Storage):
                     setattr(holder, attribute, former[name])
         if amax is not None:
             amax.copy_(recorded[0].amax())
-        return out, all_gather_outputs
+        return out, freed
 
     @staticmethod
     def joined(parts: Parts) -> QuantizedTensor | None:

@@ -16,6 +16,7 @@ import torch
 
 from fusible import tex
 from fusible.pytorch.engine.parametrized import parameter_of
+from fusible.quantized import QuantizedTensor
 
 __all__ = ["Share", "gradient_sums", "localized"]
 
@@ -37,6 +38,14 @@ class Share:
     def all_of(cls, name: str) -> Share:
         """A parameter that the module holds as the op takes it."""
         return cls((name,), (None,), (False,))
+
+    def joined(self, local: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the op takes, of what this process has of each parameter; of quantized ones by their bytes, where these are read alike."""
+        taken = [part if lines is None else part[slice(*lines)] for part, lines in zip(local, self.lines, strict=True)]
+        if len(taken) == 1:
+            return taken[0]
+        found = taken[0].joined(taken) if isinstance(taken[0], QuantizedTensor) else None
+        return torch.cat(taken) if found is None else found
 
 
 ModuleShare = tuple[Any, Share]
@@ -66,9 +75,7 @@ def _local(shares: Sequence[Share], parameters: Sequence[Any]) -> list[torch.Ten
     found: list[torch.Tensor] = []
     rest = iter(parameters)
     for share in shares:
-        pieces = [_of_process(next(rest)) for _ in share.names]
-        taken = [piece if lines is None else piece[slice(*lines)] for piece, lines in zip(pieces, share.lines, strict=True)]
-        found.append(taken[0] if len(taken) == 1 else torch.cat(taken))
+        found.append(share.joined([_of_process(next(rest)) for _ in share.names]))
     return found
 
 
