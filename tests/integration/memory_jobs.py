@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import fusible
 from fusible import GroupedQuerySelfAttention, Linear, Residual, RMSNorm, Sequential, SwiGLU
-from fusible.distributed import local_batch, parallelize, split_stages
+from fusible.distributed import gather_quantized, local_batch, parallelize, split_stages
 from fusible.distributed.cost import Architecture
 from fusible.quantized import Recipe
 
@@ -34,7 +34,10 @@ RECIPES: dict[str, tuple[Recipe | None, torch.dtype]] = {
     "fp32": (None, torch.float32),
     "bf16": (None, torch.bfloat16),
     "delayed": (fusible.DelayedScaling(), torch.bfloat16),
+    "current": (fusible.Float8CurrentScaling(), torch.bfloat16),
+    "block": (fusible.Float8BlockScaling(), torch.bfloat16),
     "mxfp8": (fusible.MXFP8BlockScaling(), torch.bfloat16),
+    "nvfp4": (fusible.NVFP4BlockScaling(), torch.bfloat16),
 }
 
 
@@ -108,7 +111,8 @@ def _block(of: Architecture) -> Sequential:
     )
 
 
-def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype) -> tuple[Model, DeviceMesh | None]:
+def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype, gathered: Recipe | None = None) -> tuple[Model, DeviceMesh | None]:
+    """``gathered``: by which weights are gathered in 8 bits, if by any."""
     model = Model(dtype)
     if not dimensions:
         return model, None
@@ -117,6 +121,8 @@ def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype) -> tup
     names = mesh.mesh_dim_names or ()
     shards = tuple(name for name in names if name in ("dp_shard", "cp"))
     if shards:
+        if gathered is not None:
+            gather_quantized(model, gathered)
         policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype)
         along = mesh["dp_replicate", "dp_shard"] if "dp_replicate" in names else mesh[shards]._flatten() if len(shards) > 1 else mesh[shards]
         for block in list(model.body)[: ARCHITECTURE.layers]:
@@ -125,10 +131,11 @@ def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype) -> tup
     return model, mesh
 
 
-def sent_for_parameters(dimensions: Dimensions, recipe: str, rank: int) -> float:
-    """The bytes that a step's gathers of parameters and sums of gradients send, as rings do, of a model whose blocks are sharded one by one."""
+def sent_for_parameters(dimensions: Dimensions, recipe: str, low: bool, rank: int) -> float:
+    """The bytes that a step's gathers of parameters and sums of gradients send, as rings do, of a model whose blocks are sharded one by one. ``low``:
+    whether weights are gathered as the recipe quantizes them."""
     chosen, dtype = RECIPES[recipe]
-    model, mesh = _laid_out(dimensions, False, dtype)
+    model, mesh = _laid_out(dimensions, False, dtype, chosen if low else None)
     assert mesh is not None
     text = torch.randint(ARCHITECTURE.vocabulary, (1, 33), generator=torch.Generator().manual_seed(rank))
     columns = mesh["tp"].get_group() if "tp" in (mesh.mesh_dim_names or ()) else None
@@ -159,11 +166,11 @@ def sent_for_parameters(dimensions: Dimensions, recipe: str, rank: int) -> float
     return sum(found)
 
 
-def measured(dimensions: Dimensions, sequence: bool, recipe: str, rank: int) -> dict[str, int]:
-    """Bytes of the second step of a model, by what they are for."""
+def measured(dimensions: Dimensions, sequence: bool, recipe: str, low: bool, rank: int) -> dict[str, int]:
+    """Bytes of the second step of a model, by what they are for. ``low``: whether weights are gathered as the recipe quantizes them."""
     chosen, dtype = RECIPES[recipe]
     with Meter() as meter:
-        model, mesh = _laid_out(dimensions, sequence, dtype)
+        model, mesh = _laid_out(dimensions, sequence, dtype, chosen if low else None)
         meter.mark("weights")
         _train(model, mesh, chosen, rank, meter)
     now, most = meter.now, meter.most

@@ -12,33 +12,40 @@ from process_group import Job, check, run_jobs_once
 
 from fusible.distributed.cost import Layout, Memory, memory, traffic
 
-Case = tuple[Dimensions, bool, str]
-"""The mesh, whether rows are shared out along ``tp``, and the recipe."""
+Case = tuple[Dimensions, bool, str, bool]
+"""The mesh, whether rows are shared out along ``tp``, the recipe, and whether weights are gathered as it quantizes them."""
 
 TP, SHARDS, TOKENS = (("tp", 2),), (("dp_shard", 2),), (("cp", 2),)
+BOTH = SHARDS[0], TP[0]
 CASES: dict[int, list[Case]] = {
-    1: [((), False, recipe) for recipe in jobs.RECIPES],
+    1: [((), False, recipe, False) for recipe in ("fp32", "bf16", "delayed", "mxfp8")],
     2: [
         *(
-            (dimensions, sequence, recipe)
+            (dimensions, sequence, recipe, False)
             for dimensions, sequence in ((TP, False), (TP, True), (SHARDS, False), (TOKENS, False))
             for recipe in ("bf16", "delayed")
         ),
-        (TP, True, "mxfp8"),
+        (TP, True, "mxfp8", False),
+        (SHARDS, False, "current", True),
     ],
-    4: [((("dp_shard", 2), ("tp", 2)), True, recipe) for recipe in ("fp32", "delayed")] + [((("dp_shard", 2), ("cp", 2)), False, "bf16")],
+    4: [
+        *((BOTH, True, recipe, False) for recipe in ("fp32", "delayed")),
+        (BOTH, False, "current", True),
+        ((("dp_shard", 2), ("cp", 2)), False, "bf16", False),
+    ],
 }
 IN_STAGES = ("fp32", "bf16", "delayed")
 ALL = [(size, case) for size, cases in CASES.items() for case in cases]
 
 
-GATHERED: dict[int, list[Dimensions]] = {2: [SHARDS], 4: [(("dp_shard", 4),), (("dp_replicate", 2), ("dp_shard", 2)), (("dp_shard", 2), TP[0])]}
-FOR_PARAMETERS = [(size, dimensions, recipe) for size, each in GATHERED.items() for dimensions in each for recipe in ("fp32", "bf16", "delayed")]
+GATHERED: dict[int, list[Dimensions]] = {2: [SHARDS], 4: [(("dp_shard", 4),), (("dp_replicate", 2), ("dp_shard", 2)), BOTH]}
+RECIPES = [*((recipe, False) for recipe in ("fp32", "bf16", "delayed")), *((recipe, True) for recipe in ("current", "block", "mxfp8", "nvfp4"))]
+FOR_PARAMETERS = [(size, dimensions, *recipe) for size, each in GATHERED.items() for dimensions in each for recipe in RECIPES]
 
 
 def _name(case: Case) -> str:
-    dimensions, sequence, recipe = case
-    return " ".join([*(f"{name} {size}" for name, size in dimensions), *(["rows"] * sequence), recipe])
+    dimensions, sequence, recipe, low = case
+    return " ".join([*(f"{name} {size}" for name, size in dimensions), *(["rows"] * sequence), recipe, *(["gathered"] * low)])
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +54,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     found = {}
     for size, cases in CASES.items():
         each: list[Job] = [(_name(case), jobs.measured, case) for case in cases]
-        each += [(f"{d} {r}", jobs.sent_for_parameters, (d, r)) for of, d, r in FOR_PARAMETERS if of == size]
+        each += [(f"{d} {r} {low}", jobs.sent_for_parameters, (d, r, low)) for of, d, r, low in FOR_PARAMETERS if of == size]
         each += [(f"stages {recipe}", jobs.measured_in_stages, (recipe,)) for recipe in IN_STAGES if size == 2]
         found[size] = run_jobs_once(tmp_path_factory, f"memory{size}", each, size)
     return found
@@ -55,9 +62,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
 
 def _derived(case: Case) -> tuple[Memory, int]:
     """What is derived, and the bytes of the logits of a process."""
-    dimensions, sequence, name = case
+    dimensions, sequence, name, low = case
     recipe, dtype = jobs.RECIPES[name]
-    layout = Layout(**dict(dimensions), sequence_parallel=sequence)
+    layout = Layout(**dict(dimensions), sequence_parallel=sequence, gather_quantized=low)
     logits = jobs.TOKENS * jobs.ARCHITECTURE.vocabulary // layout.tp * dtype.itemsize
     return memory(jobs.ARCHITECTURE, layout, recipe, jobs.TOKENS, dtype), logits
 
@@ -88,12 +95,13 @@ def test_so_it_is_in_stages(measured: dict[int, list[dict[str, Any]]], recipe: s
         assert found["peak"] == pytest.approx(derived.peak, rel=0.1)
 
 
-@pytest.mark.parametrize(("size", "dimensions", "recipe"), FOR_PARAMETERS)
+@pytest.mark.parametrize(("size", "dimensions", "recipe", "low"), FOR_PARAMETERS)
 def test_what_is_sent_for_parameters_is_what_is_derived(
-    measured: dict[int, list[dict[str, Any]]], size: int, dimensions: Dimensions, recipe: str
+    measured: dict[int, list[dict[str, Any]]], size: int, dimensions: Dimensions, recipe: str, low: bool
 ) -> None:
-    """To the byte. Parameters and gradients pass in the dtype of activations."""
+    """To the byte. Gradients pass in the dtype of activations, and so do parameters, unless they are gathered as the recipe quantizes them."""
     dtype = jobs.RECIPES[recipe][1]
-    derived = traffic(jobs.ARCHITECTURE, Layout(**dict(dimensions)), jobs.RECIPES[recipe][0], jobs.TOKENS, dtype)
-    for found in check(measured[size], f"{dimensions} {recipe}"):
+    layout = Layout(**dict(dimensions), gather_quantized=low)
+    derived = traffic(jobs.ARCHITECTURE, layout, jobs.RECIPES[recipe][0], jobs.TOKENS, dtype)
+    for found in check(measured[size], f"{dimensions} {recipe} {low}"):
         assert found == derived.dp_shard + derived.dp_replicate

@@ -27,7 +27,7 @@ from fusible.ops.sharing import Process
 from fusible.quantized import Recipe
 from fusible.tex.protocol import PlannedGroup
 
-__all__ = ["Layout", "joined", "plan_of"]
+__all__ = ["Layout", "held_rows", "joined", "plan_of"]
 
 Part = Literal["block", "expert", "head"]
 
@@ -37,7 +37,8 @@ class Layout:
     """How many processes share what: the sizes of a mesh's dimensions. ``sequence_parallel`` and ``context``: as of ``parallelize``.
 
     Along ``ep`` each process has its own tokens and its share of the experts; what is no expert is sharded along it as along ``dp_shard`` and ``cp``,
-    together. Along ``pp`` processes have stages of equally many blocks.
+    together. Along ``pp`` processes have stages of equally many blocks. ``gather_quantized``: whether weights of products are gathered as the recipe
+    quantizes them (the function of that name).
     """
 
     tp: int = 1
@@ -48,6 +49,7 @@ class Layout:
     context: str = "all_to_all"
     ep: int = 1
     pp: int = 1
+    gather_quantized: bool = False
 
     def __post_init__(self) -> None:
         for name, size in self.sizes.items():
@@ -126,6 +128,24 @@ def _joined(architecture: Architecture, kind: BlockKind, layout: Layout) -> froz
     rewritten = _rewritten(architecture.block(kind.inner), layout) if layout.tp > 1 else []
     holdings = [holding for r in rewritten for holding in r.holdings.values()]
     return frozenset(place for place, holding in enumerate(holdings) if len(holding.parts) > 1)
+
+
+def held_rows(part: Part, architecture: Architecture, kind: BlockKind, layout: Layout) -> list[tuple[int, ...] | None]:
+    """For each parameter of a part, in order, the rows of the tensors as which the first process holds it; None where it takes lines of one."""
+    if part == "expert" and kind.experts is not None:
+        whole = architecture.expert(kind.experts)
+    else:
+        whole = architecture.head() if part == "head" else architecture.block(kind.inner)
+    if layout.tp == 1:
+        return [(parameter.shape[0],) for op in whole for parameter in op.args]
+    process = Process(0, layout.tp)
+    found: list[tuple[int, ...] | None] = []
+    for rewritten in _rewritten(whole, layout, shared_output=part == "head"):
+        for name, holding in rewritten.holdings.items():
+            first, apart = _local_shape(rewritten, name, process)[0], holding.dim == 0 and len(holding.parts) > 1
+            lines = holding.dim is not None and not all(of.shared(process.size) for of in holding.parts)
+            found.append(None if lines else tuple(len(of.of(process)) for of in holding.parts) if apart else (first,))
+    return found
 
 
 def _rewritten(block: Sequence[Op], layout: Layout, *, shared_output: bool = False) -> list[Rewritten]:

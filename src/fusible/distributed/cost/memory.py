@@ -10,6 +10,7 @@ import torch
 from fusible import nvte
 from fusible.compute_pipeline import Plan
 from fusible.distributed.cost.architectures import Architecture, BlockKind, elements
+from fusible.distributed.cost.gathered import Gathered, gathered
 from fusible.distributed.cost.layout import Layout, Part, joined, plan_of
 from fusible.distributed.cost.passes import PassMemory, pass_memory
 from fusible.errors import ArgumentError, expected
@@ -90,7 +91,7 @@ def memory(
     held_elements += (first * table + last * (table + architecture.hidden)) / layout.shards
     kept = sum(block.kept * count for block, count in blocks) * under_way
     copies = sum(block.copies * count for block, count in blocks)
-    logits, gathered = 0, parts.gathered(table * (first + last))
+    logits, whole = 0, parts.gathered(first, last)
     working = max(block.backward - block.kept for block, _ in blocks)
     if last:
         head = parts.head()
@@ -109,7 +110,7 @@ def memory(
         activations=round(kept),
         logits=logits,
         working=working,
-        gathered=gathered,
+        gathered=whole,
         handed=handed,
         added_up=microbatches > 1,
     )
@@ -139,7 +140,7 @@ class _Parts:
     def block(self, kind: BlockKind) -> PassMemory:
         """What a block holds, its experts included."""
         own = self._of("block", kind, self.rows)
-        own = own._replace(copies=own.copies + self._joined(kind))
+        own = own._replace(copies=own.copies + self._joined(kind) - self._gathered("block", kind).spared)
         if kind.experts is None:
             return own
         experts, local = kind.experts, kind.experts.count // self.layout.ep
@@ -148,20 +149,29 @@ class _Parts:
         return PassMemory(own.copies + local * routed.copies, own.kept + arrived, own.y, own.backward + routed.backward, own.written + routed.written)
 
     def head(self) -> PassMemory:
-        return self._of("head", self.architecture.kinds[0], self.rows)
+        own, kind = self._of("head", self.architecture.kinds[0], self.rows), self.architecture.kinds[0]
+        return own._replace(copies=own.copies - self._gathered("head", kind).spared)
 
     def sharded(self, kind: BlockKind) -> float:
         """The parameters of a block that the process has."""
         own, experts = self._parameters(kind)
         return own / self.layout.shards + experts / self.layout.expert_shards
 
-    def gathered(self, table: int) -> int:
+    def gathered(self, first: bool, last: bool) -> int:
         """The bytes of what is whole at a time where parameters are shared out: two blocks' parameters, as the next is gathered while one computes;
         and the embedding and the output, which stay whole from forward to backward."""
         if self.layout.shards == 1:
             return 0
-        each = [own + experts * (self.layout.expert_shards > 1) for own, experts in map(self._parameters, self.architecture.kinds)]
-        return round((2 * max(each) + table) * self.dtype.itemsize)
+        each: list[float] = []
+        for kind in self.architecture.kinds:
+            own, experts = self._parameters(kind)
+            router = own - elements(self._plan("block", kind).ops)
+            each.append(self._gathered("block", kind).nbytes + (router + experts * (self.layout.expert_shards > 1)) * self.dtype.itemsize)
+        table = math.ceil(self.architecture.vocabulary / self.layout.tp) * self.architecture.hidden * self.dtype.itemsize
+        return round(2 * max(each) + first * table + last * self._gathered("head", self.architecture.kinds[0]).nbytes)
+
+    def _gathered(self, part: Part, kind: BlockKind) -> Gathered:
+        return gathered(part, self.architecture, kind, self.layout, self.recipe, self.dtype, self.layout.shards)
 
     def _parameters(self, kind: BlockKind) -> tuple[int, float]:
         """Those of a block in the processes that share them out along data dimensions, together: all but experts, and experts."""

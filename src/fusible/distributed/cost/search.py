@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -16,7 +16,8 @@ from fusible.distributed.cost.memory import Memory, memory
 from fusible.distributed.cost.time import H100, Machine, StepTime, step_time
 from fusible.distributed.cost.traffic import Traffic, traffic
 from fusible.errors import ArgumentError, expected
-from fusible.quantized import Recipe
+from fusible.pytorch.product_weights import WEIGHT
+from fusible.quantized import Quantizer, Recipe, quantizer_for_role
 
 __all__ = ["Candidate", "best_layouts", "layouts"]
 
@@ -74,7 +75,8 @@ def best_layouts(
     count: int = 5,
 ) -> list[Candidate]:
     """The ``count`` fastest of ``layouts`` for steps of ``batch`` tokens in sequences of ``sequence``, the best first; of each layout the micro-batch
-    with which it is fastest. Of equally fast ones that which takes less memory.
+    with which it is fastest. Of equally fast ones that which takes less memory. Where ``recipe`` scales weights by their own magnitudes, those that
+    are shared out are gathered as it quantizes them (``gather_quantized``), as ``fusible train`` has it.
 
     Raises ``ArgumentError`` where there are no processes, where the batch is not of whole sequences, and where no layout fits in a GPU's memory.
     """
@@ -84,7 +86,9 @@ def best_layouts(
         raise ArgumentError(expected(f"a multiple of {sequence}, a sequence's", of="the tokens of a batch", got=batch, do="give whole sequences"))
     found: dict[Layout, Candidate] = {}
     least: Candidate | None = None
-    for layout in layouts(architecture, processes, sequence, machine):
+    own = recipe is not None and isinstance(quantizer_for_role(recipe.immutable(), WEIGHT), Quantizer)
+    for plain in layouts(architecture, processes, sequence, machine):
+        layout = replace(plain, gather_quantized=own and plain.shards > 1)
         for tokens, microbatches in _shares(layout, sequence, batch):
             for turns in _turns(layout, microbatches):
                 made = _memory(architecture, layout, recipe, tokens, dtype, microbatches, turns)

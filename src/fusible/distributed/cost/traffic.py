@@ -10,6 +10,7 @@ import torch
 
 from fusible.compute_pipeline import CONTEXT_PARALLEL, Sent, expert_parallel, messages_of
 from fusible.distributed.cost.architectures import Architecture, BlockKind, Experts, elements
+from fusible.distributed.cost.gathered import Gathered, gathered
 from fusible.distributed.cost.layout import Layout, Part, plan_of
 from fusible.nvte import DType, PassKind, nvte_dtype
 from fusible.ops import CombineTokens, DispatchTokens, Op
@@ -20,6 +21,8 @@ from fusible.quantized import Recipe
 __all__ = ["Traffic", "block_messages", "exchanged_with_experts", "traffic"]
 
 _PASSES: tuple[PassKind, ...] = ("forward", "backward")
+_AMAX = 2 * 4
+"""Bytes by which a largest magnitude is exchanged."""
 _WAYS = frozenset(kind.__name__ for kind in CONTEXT_PARALLEL.values())
 
 
@@ -89,7 +92,8 @@ def traffic(
 ) -> Traffic:
     """What each process sends in a step on ``microbatches`` of ``tokens`` of its own. Parameters and gradients pass in ``dtype``: for each of them
     those of blocks are gathered before forward and before backward (``fully_shard`` of each block and of the model), those of the embedding, the last
-    norm and the output before forward alone, and gradients are summed; over the copies they are summed once.
+    norm and the output before forward alone, and gradients are summed; over the copies they are summed once. With ``layout.gather_quantized`` weights
+    of products are gathered as ``recipe`` quantizes them.
 
     Along ``pp`` a process has the share of a stage, and hands its activations on, and their gradients back: on average, for the first and the last
     stage do one of both.
@@ -105,26 +109,33 @@ def traffic(
         ep += kind.count * exchanged_with_experts(architecture, kind, layout, tokens, dtype)
     of_stage = microbatches / layout.pp
     passed = 2 * layout.rows(tokens) * architecture.hidden * dtype.itemsize * (layout.pp - 1) / layout.pp
-    gathered = reduced = 0.0
-    for nbytes, shards, gathers in _sharded(architecture, layout, dtype):
-        gathered += (gathers + 1) * microbatches * nbytes * (shards - 1) / shards
-        reduced += 2 * nbytes / shards * (layout.dp_replicate - 1) / layout.dp_replicate
-    return Traffic(tp * of_stage, cp * of_stage, gathered, reduced, ep * of_stage, passed * microbatches)
+    sent = reduced = 0.0
+    for times, of, gradients, shards in _sharded(architecture, layout, recipe, dtype):
+        once = of.nbytes + of.amaxes * _AMAX
+        sent += (times * once + gradients) / layout.pp * microbatches * (shards - 1) / shards
+        reduced += 2 * gradients / layout.pp / shards * (layout.dp_replicate - 1) / layout.dp_replicate
+    return Traffic(tp * of_stage, cp * of_stage, sent, reduced, ep * of_stage, passed * microbatches)
 
 
-def _sharded(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> list[tuple[float, int, int]]:
-    """The bytes of the parameters of a process together with those that it shares them out with, how many these are, and how often they are gathered:
-    of blocks, of what is before and behind these, and of experts; routers are with the blocks."""
+def _sharded(architecture: Architecture, layout: Layout, recipe: Recipe | None, dtype: torch.dtype) -> list[tuple[int, Gathered, float, int]]:
+    """How often the parameters of a process, together with those that it shares them out with, are gathered, and what; the bytes of their gradients;
+    and how many processes these are: of blocks, of what is before and behind these, and of experts; routers are with the blocks."""
 
-    def own(part: Part, kind: BlockKind) -> int:
-        return elements(plan_of(part, architecture, kind, layout, None, dtype, DType.Float32).ops)
+    def own(part: Part, kind: BlockKind, shards: int) -> Gathered:
+        return gathered(part, architecture, kind, layout, recipe, dtype, shards)
 
-    each, hidden = dtype.itemsize / layout.pp, architecture.hidden
-    blocks = experts = 0.0
+    def plain(count: float) -> Gathered:
+        return Gathered(count * dtype.itemsize, 0, 0)
+
+    found: list[tuple[int, Gathered, float, int]] = []
     for kind in architecture.kinds:
-        blocks += kind.count * own("block", kind)
+        of = own("block", kind, layout.shards)
+        router = 0 if kind.experts is None else kind.experts.count * architecture.hidden * dtype.itemsize
+        whole = elements(plan_of("block", architecture, kind, layout, None, dtype, DType.Float32).ops) * dtype.itemsize + router
+        found.append((2, Gathered(kind.count * (of.nbytes + router), kind.count * of.amaxes, 0), kind.count * whole, layout.shards))
         if kind.experts is not None:
-            blocks += kind.count * kind.experts.count * hidden
-            experts += kind.count * kind.experts.count * own("expert", kind) / layout.ep
-    ends = 2 * math.ceil(architecture.vocabulary / layout.tp) * hidden + hidden
-    return [(blocks * each, layout.shards, 2), (ends * each, layout.shards, 1), (experts * each, layout.expert_shards, 2)]
+            experts = kind.count * kind.experts.count * own("expert", kind, layout.expert_shards).nbytes / layout.ep
+            found.append((2, Gathered(experts, 0, 0), experts, layout.expert_shards))
+    embedding, head = plain(math.ceil(architecture.vocabulary / layout.tp) * architecture.hidden), own("head", architecture.kinds[0], layout.shards)
+    of_head = embedding.nbytes + architecture.hidden * dtype.itemsize
+    return [*found, (1, embedding, embedding.nbytes, layout.shards), (1, head, of_head, layout.shards)]
