@@ -15,7 +15,7 @@ from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.shares import Share
 from fusible.quantized import DelayedScalingRequest, QuantizedTensor, Quantizer, QuantizerRole, Recipe, quantizer_for_role
 
-__all__ = ["WEIGHT", "HeldWeight", "laid_out_like", "local_of", "quantized_together", "quantizer_of_weights", "weights_of_products"]
+__all__ = ["HeldWeight", "WEIGHT", "laid_out_like", "local_of", "quantized_together", "quantizer_of_weights", "weights_of_products"]
 
 WEIGHT = QuantizerRole("linear", "weight")
 
