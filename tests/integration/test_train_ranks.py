@@ -140,12 +140,13 @@ def test_a_layout_has_the_losses_of_one_process(alone: dict[str, dict[str, Any]]
     assert ("between processes, forward" in plan) == (layout != "data")
 
 
-@pytest.mark.parametrize("executor", ["eager", "xla"])
-def test_shards_that_are_gathered_in_8_bits_have_the_losses_of_one_process(executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("executor", "layout"), [("eager", "shards"), ("xla", "shards"), ("eager", "columns x shards")])
+def test_shards_that_are_gathered_in_8_bits_have_the_losses_of_one_process(executor: str, layout: str, tmp_path: Path) -> None:
     """And go on: in one process, and in two that have whole weights."""
     run = [*RUN, "--recipe", "current,mxfp8", "--executor", executor]
+    processes, options = LAYOUTS[layout]
     train(tmp_path, 1, [*run, "--steps", "4", "--out", "alone"])
-    train(tmp_path, 2, [*run, "--shard-parameters", "--steps", "2", "--out", "out"])
+    train(tmp_path, processes, [*run, *options, "--steps", "2", "--out", "out"])
     for processes, step in ((1, 3), (2, 4)):
         train(tmp_path, processes, ["--resume", "out", "--steps", str(step)])
     near(runs(tmp_path / "out"), runs(tmp_path / "alone"))
