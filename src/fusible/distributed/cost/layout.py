@@ -107,14 +107,18 @@ def _made(
     part: Part, architecture: Architecture, kind: BlockKind, layout: Layout, recipe: Recipe | None, dtype: torch.dtype, stored: DType, fusions: int
 ) -> Plan:
     if part == "expert":
-        assert kind.experts is not None
-        whole, layout = architecture.expert(kind.experts), Layout(tp=layout.tp)
-    else:
-        whole = architecture.head() if part == "head" else architecture.block(kind.inner)
-    made = _of_process(whole, layout, shared_output=part == "head")
+        layout = Layout(tp=layout.tp)
+    made = _of_process(_ops(part, architecture, kind), layout, shared_output=part == "head")
     args = tuple(tuple((stored, True) for _ in op.arg_names) for op in made)
     request = PlanRequest(recipe, nvte_dtype(dtype), architecture.hidden, True, args, (True,) * len(made), True, fusions)
     return ComputePipeline(made).plan(request)
+
+
+def _ops(part: Part, architecture: Architecture, kind: BlockKind) -> list[Op]:
+    if part == "expert":
+        assert kind.experts is not None
+        return architecture.expert(kind.experts)
+    return architecture.head() if part == "head" else architecture.block(kind.inner)
 
 
 def joined(architecture: Architecture, kind: BlockKind, layout: Layout) -> frozenset[int]:
@@ -132,10 +136,7 @@ def _joined(architecture: Architecture, kind: BlockKind, layout: Layout) -> froz
 
 def held_rows(part: Part, architecture: Architecture, kind: BlockKind, layout: Layout) -> list[tuple[int, ...] | None]:
     """For each parameter of a part, in order, the rows of the tensors as which the first process holds it; None where it takes lines of one."""
-    if part == "expert" and kind.experts is not None:
-        whole = architecture.expert(kind.experts)
-    else:
-        whole = architecture.head() if part == "head" else architecture.block(kind.inner)
+    whole = _ops(part, architecture, kind)
     if layout.tp == 1:
         return [(parameter.shape[0],) for op in whole for parameter in op.args]
     process = Process(0, layout.tp)
