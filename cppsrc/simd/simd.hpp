@@ -16,7 +16,7 @@
 namespace fusible::simd::FUSIBLE_LEVEL {
 namespace {
 
-/// totals[i] = sum_lanes(a[i]), to the bit, at a third of the cost. Always inlined: sums that a call is given the address of lie in memory.
+/// totals[i] = sum_lanes(a[i]), to the bit, by a third of the instructions. Always inlined: sums that a call is given the address of lie in memory.
 template <int kCount>
 [[gnu::always_inline]] inline void sums_of_lanes(const F32* a, float (&totals)[kCount]) {
     constexpr int kWorthwhile = kLanes / 4;

@@ -114,6 +114,20 @@ def are_saved_and_read(mesh: DeviceMesh, folder: str) -> None:
                 call(f"{folder}/own", shared, shared.state_dict())
 
 
+def take_values_part_by_part(mesh: DeviceMesh) -> None:
+    """A query part that is a fourth of the others: what is loaded into one leaves the scales of the others."""
+    for name in ("current", "block", "mxfp8"):
+        shared, other = held(RECIPES[name], mesh), parallelize(decoder(), mesh)
+        with torch.no_grad():
+            other.get_submodule("0.1").query_weight._local_tensor.mul_(0.25)
+        shared.load_state_dict(other.state_dict())
+        found = dict(shared.named_parameters())
+        for path, parameter in other.named_parameters():
+            wanted = whole(parameter)
+            assert (whole(found[path]) - wanted).abs().max() <= wanted.abs().max() / 16, (name, path)
+        torch.testing.assert_close(passed(shared), passed(other), rtol=0, atol=0.05 * passed(other).abs().max().item())
+
+
 def are_shared_out_again(mesh: DeviceMesh) -> None:
     """Along a dimension of one process, where FSDP2 takes the first of the tensors that it is given."""
     for name in ("current", "mxfp8"):
@@ -139,7 +153,14 @@ def refuse_what_would_be_cut(mesh: DeviceMesh) -> None:
         fusible.quantize_parameters(experts)
 
 
-JOBS = (hold_the_values_of_one_process, no_call_makes_another_copy, are_saved_and_read, are_shared_out_again, refuse_what_would_be_cut)
+JOBS = (
+    hold_the_values_of_one_process,
+    no_call_makes_another_copy,
+    are_saved_and_read,
+    take_values_part_by_part,
+    are_shared_out_again,
+    refuse_what_would_be_cut,
+)
 
 
 def run(rank: int, folder: str) -> None:

@@ -32,7 +32,7 @@ from fusible.distributed.whole import divisions, with_states_of_all
 from fusible.errors import CheckpointError, ExecutionError, NotServedError, expected
 from fusible.files import refused
 from fusible.pytorch.checkpoint import LoadPlanner
-from fusible.pytorch.product_weights import local_of
+from fusible.pytorch.engine.shares import local_of
 from fusible.quantized import QuantizedTensor
 
 __all__ = ["load_sharded", "save_sharded"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,15 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from fusible.errors import ArgumentError, expected
+from fusible.pytorch.engine.shares import laid_out_like, local_of
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.product_weights import (
-    WEIGHT,
-    laid_out_like,
-    local_of,
-    quantized_together,
-    quantizer_of_weights,
-    weights_of_products,
-)
+from fusible.pytorch.product_weights import WEIGHT, check_layout, quantized_together, quantizer_of_weights, weights_of_products
 from fusible.quantized import DelayedScalingRequest, QuantizedTensor, Quantizer, Recipe, quantizer_for_role
 from fusible.tex.calls.transaction import run
 
@@ -41,13 +35,15 @@ class GatheredQuantized(torch.Tensor):
     where that is how it scales. To everything else it is the tensor of its values."""
 
     _quantizer: Quantizer
-    _parts: tuple[str, ...]
-    """The module's names of what a product takes as one weight with this, which are scaled alike."""
+    _parts: Mapping[str, int]
+    """The module's names of what a product takes as one weight with this, which are scaled alike, and the rows of each before it is shared out."""
+    _name: str
+    """Which of them this is."""
 
     @staticmethod
-    def __new__(cls, values: torch.Tensor, quantizer: Quantizer, parts: tuple[str, ...]) -> GatheredQuantized:
+    def __new__(cls, values: torch.Tensor, quantizer: Quantizer, parts: Mapping[str, int], name: str) -> GatheredQuantized:
         made = torch.Tensor._make_subclass(cls, values.detach(), values.requires_grad)
-        made._quantizer, made._parts = quantizer, parts
+        made._quantizer, made._parts, made._name = quantizer, parts, name
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -58,7 +54,7 @@ class GatheredQuantized(torch.Tensor):
             found = func(*args, **(kwargs or {}))
         if func not in _KEPT:
             return found
-        like = args[0]._quantizer, args[0]._parts
+        like = args[0]._quantizer, args[0]._parts, args[0]._name
         return [cls(part, *like) for part in found] if isinstance(found, (list, tuple)) else cls(found, *like)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -76,7 +72,7 @@ class GatheredQuantized(torch.Tensor):
         """``(buffers, metadata)`` of this shard, quantized; where rows do not divide by the processes, or a shard would cut blocks, its values."""
         values, count = self._values(), mesh.size()
         rows = -(-orig_size[0] // count)
-        if rows * count == orig_size[0] and (quantized := self._quantized(mesh, module)) is not None and rows % quantized._row_step() == 0:
+        if (quantized := self._quantized(mesh, module)) is not None:
             buffers, meta = quantized.fsdp_pre_all_gather(mesh, orig_size, contiguous_orig_stride, module, mp_policy)
             return buffers, (quantized, meta)
         padded = values.new_zeros(rows, *orig_size[1:], dtype=mp_policy.param_dtype or values.dtype)
@@ -84,13 +80,18 @@ class GatheredQuantized(torch.Tensor):
         return (padded,), None
 
     def _quantized(self, mesh: DeviceMesh, module: Any) -> QuantizedTensor | None:
-        """This shard, quantized with those of the other parts; None where the format does not hold them."""
-        shards = [local_of(module._parameters[name])._values() for name in self._parts] if len(self._parts) > 1 else [self._values()]
+        """This shard, quantized with those of the other parts, each of which does so for itself; None, in all processes alike, where one of them does
+        not divide, or would cut blocks."""
+        if any(rows % mesh.size() for rows in self._parts.values()):
+            return None
+        parts = {name: self if name == self._name else local_of(module._parameters[name]) for name in self._parts}
+        shards = [part._values().to(self.device) for part in parts.values()]  # FSDP2 may hold them elsewhere
         if not all(self._quantizer.is_quantizable(shard) for shard in shards):
             return None
         made = quantized_together(shards, self._quantizer, mesh.get_group())
-        own = next(i for i, name in enumerate(self._parts) if local_of(module._parameters[name]) is self) if len(shards) > 1 else 0
-        return None if made is None else made[own]
+        if made is None or any(len(shard) % each._row_step() for shard, each in zip(shards, made, strict=True)):
+            return None
+        return dict(zip(parts, made, strict=True))[self._name]
 
     def fsdp_post_all_gather(self, all_gather_outputs: tuple[torch.Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None) -> Any:
         """The whole weight, quantized, and what FSDP2 may free; as of ``QuantizedTensor``. Along ``tp`` FSDP2 gives the ``DTensor`` around it."""
@@ -130,19 +131,16 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
     modules = [module for module in model.modules() if isinstance(module, BaseModule)]
     weights = [(module, weight) for module in modules for weight in weights_of_products(module.local_ops(), module._parameters, module.shares)]
     for module, weight in weights:
-        for name, part in weight.parts.items():
-            if hasattr(part, "_local_tensor") and weight.own not in module.shares:
-                got, do = f"a {type(module).__name__} whose {name} is a DTensor of another's making", "lay the model out by parallelize"
-                raise ArgumentError(expected("parameters that are whole or laid out by parallelize", of=of, got=got, do=do))
+        check_layout(module, weight, of)
     taken = {(module, name) for module, weight in weights for name in weight.parts}
     tied = {id(p) for module in model.modules() for name, p in module._parameters.items() if (module, name) not in taken}  # others read its values
     made: dict[int, nn.Parameter] = {}
     for _, weight in weights:
-        parts = tuple(weight.parts)
+        parts = {name: len(local_of(part)) for name, part in weight.parts.items()}
         if any(lines is not None for lines in weight.share.lines) or any(p.dim() != 2 or id(p) in tied for p in weight.parts.values()):
             continue
-        for part in weight.parts.values():
-            new = made[id(part)] = laid_out_like(part, GatheredQuantized(local_of(part), quantizer, parts), part.requires_grad)
+        for name, part in weight.parts.items():
+            new = made[id(part)] = laid_out_like(part, GatheredQuantized(local_of(part), quantizer, parts, name), part.requires_grad)
             vars(new).update(vars(part))
     places = [(module, name, part) for module, weight in weights for name, part in weight.parts.items() if id(part) in made]
     run([partial(module._parameters.__setitem__, name, made[id(part)]) for module, name, part in places])

@@ -12,10 +12,10 @@ from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import is_quantized_type
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
-from fusible.pytorch.engine.shares import Share
+from fusible.pytorch.engine.shares import Share, local_of
 from fusible.quantized import DelayedScalingRequest, QuantizedTensor, Quantizer, QuantizerRole, Recipe, quantizer_for_role
 
-__all__ = ["HeldWeight", "WEIGHT", "laid_out_like", "local_of", "quantized_together", "quantizer_of_weights", "weights_of_products"]
+__all__ = ["HeldWeight", "WEIGHT", "check_layout", "quantized_together", "quantizer_of_weights", "weights_of_products"]
 
 WEIGHT = QuantizerRole("linear", "weight")
 
@@ -56,16 +56,12 @@ def weights_of_products(bound: Sequence[BoundOp], parameters: Mapping[str, Any],
                 yield HeldWeight(op, name, own, parts, share)
 
 
-def local_of(parameter: Any) -> torch.Tensor:
-    """What this process has of a parameter."""
-    return getattr(parameter, "_local_tensor", parameter)
-
-
-def laid_out_like(parameter: Any, local: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
-    """A parameter of which this process has ``local``, as it has its part of ``parameter``."""
-    if not hasattr(parameter, "_local_tensor"):
-        return torch.nn.Parameter(local, requires_grad)
-    return torch.nn.Parameter(type(parameter.data)(local, parameter._spec, requires_grad=False), requires_grad)
+def check_layout(module: Any, weight: HeldWeight, of: str) -> None:
+    """Raise ``ArgumentError`` for a weight that is shared out as only another knows; ``of``: whose argument it is."""
+    name = next((name for name, part in weight.parts.items() if local_of(part) is not part), None)
+    if name is not None and weight.own not in module.shares:
+        got, do = f"a {type(module).__name__} whose {name} is a DTensor of another's making", "lay the model out by parallelize, or call it before"
+        raise ArgumentError(expected("parameters that are whole or laid out by parallelize", of=of, got=got, do=do))
 
 
 def quantized_together(parts: Sequence[torch.Tensor], quantizer: Quantizer, group: Any) -> list[QuantizedTensor] | None:

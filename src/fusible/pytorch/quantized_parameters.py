@@ -13,16 +13,10 @@ from fusible.errors import NotServedError, ShapeError, expected
 from fusible.nvte import Tensor, flatten_storage
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp, in_shape
+from fusible.pytorch.engine.shares import laid_out_like, local_of
 from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.product_weights import (
-    HeldWeight,
-    laid_out_like,
-    local_of,
-    quantized_together,
-    quantizer_of_weights,
-    weights_of_products,
-)
+from fusible.pytorch.product_weights import HeldWeight, check_layout, quantized_together, quantizer_of_weights, weights_of_products
 from fusible.quantized import DelayedScalingRequest, Float8CurrentScalingQuantizer, QuantizedTensor, Quantizer, Recipe
 from fusible.tex import DType
 from fusible.tex.calls.transaction import Write, run
@@ -75,11 +69,13 @@ def hold_parameters(module: BaseModule, quantized: Mapping[str, torch.Tensor]) -
 def _check_layout(model: nn.Module, modules: Iterable[BaseModule]) -> None:
     """Raise for parameters of which this process has parts that are not the module's to replace."""
     of = "the model of quantize_parameters"
-    if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
+    if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):  # FSDP2's class, which is not imported for this
         do = "call it before fully_shard"
         raise NotServedError(expected("weights that FSDP does not share out", of=of, got="a model under fully_shard", do=do))
     for module in modules:
-        if any(hasattr(p, "_local_tensor") and p.dim() > 2 for p in module.parameters(recurse=False)):
+        for weight in weights_of_products(module.local_ops(), module._parameters, module.shares):
+            check_layout(module, weight, "quantize_parameters")
+        if any(local_of(p) is not p and p.dim() > 2 for p in module.parameters(recurse=False)):
             do = "leave them in high precision, or the mesh's dimension ep out"
             raise NotServedError(expected("experts that one process has", of=of, got=f"those of a {type(module).__name__} in parts", do=do))
 

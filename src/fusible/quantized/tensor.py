@@ -224,7 +224,7 @@ class QuantizedTensor(torch.Tensor, _Storage):
         except ArgumentError:
             return None  # scales in the order of a product, or of rows that divide otherwise: then the values divide
         parts = [buffer[start * len(buffer) // first : stop * len(buffer) // first].clone() for buffer in buffers]
-        shape, fields = self._of_rows(parts, meta)
+        shape, fields = self._of_rows(parts, _apart(meta))
         return self._gathered(shape, fields, self.dtype, self._quantizer, self.get_usages())
 
     def _gathered(self, shape: Sequence[int], fields: dict[str, Any], dtype: torch.dtype, quantizer: Any, usages: dict[str, bool]) -> Self:
@@ -348,6 +348,13 @@ def _is_one_of(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
 def _common(meta: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that every shard needs to read its rows (scales), from the metadata of ``fsdp_extract_buffers``."""
     return [*meta.get("kept", {}).values(), *(value for _, inner, *_ in meta.get("parts", {}).values() for value in _common(inner))]
+
+
+def _apart(meta: dict[str, Any]) -> dict[str, Any]:
+    """The metadata with scales of its own: what is written to some rows leaves others as they are."""
+    kept = {name: value.clone() for name, value in meta.get("kept", {}).items()}
+    parts = {name: (kind, _apart(inner), *more) for name, (kind, inner, *more) in meta.get("parts", {}).items()}
+    return {**meta, **({"kept": kept} if kept else {}), **({"parts": parts} if parts else {})}
 
 
 def _without_quantizer(metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

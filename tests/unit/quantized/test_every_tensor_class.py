@@ -329,6 +329,10 @@ def test_rows_are_cut_and_joined_without_loss(name: str) -> None:
         assert type(part) is type(q) and part.get_usages() == q.get_usages() and torch.equal(part.dequantize(), values)
         shared = {tensor.data_ptr() for tensor in list(buffers(part).values())[:2]} & {tensor.data_ptr() for tensor in buffers(q).values()}
         assert bool(shared) == (name == "identity" and part is parts[0])  # what is kept as it is has views of its memory, others copies
+    if name != "identity":
+        others, values = q.split(128), q.dequantize()
+        others[1].copy_(64 * torch.ones(128, 64))
+        assert torch.equal(others[0].dequantize(), values[:128]) and torch.equal(q.dequantize(), values), "others keep what they have"
     both = [part.fsdp_pre_all_gather(None, q.shape, q.stride(), None, None) for part in parts]
     joined = tuple(torch.cat(pieces) for pieces in zip(*(pieces for pieces, _ in both), strict=True))
     whole, inner = parts[0].fsdp_post_all_gather(joined, both[0][1], torch.bfloat16)

@@ -48,12 +48,13 @@ def _gathered(
         if parts is None:  # of which processes take lines
             continue
         of_parts = [_shard(quantizer, each, width, shards) for each in parts]
+        if any(made is None for made in of_parts):
+            continue
         for each, made in zip(parts, of_parts, strict=True):
-            if made is not None:
-                sent, told = made.fsdp_pre_all_gather(None, None, None, None, None)
-                nbytes += shards * sum(tensor.nbytes for tensor in sent) - each * width * dtype.itemsize
-                amaxes += told[3]  # numbers that all shards have alike
-        if len(parts) == 1 and of_parts[0] is not None:  # others are joined in each pass
+            sent, told = made.fsdp_pre_all_gather(None, None, None, None, None)
+            nbytes += shards * sum(tensor.nbytes for tensor in sent) - each * width * dtype.itemsize
+            amaxes += told[3]  # numbers that all shards have alike
+        if len(parts) == 1:  # others are joined in each pass
             spared += shards * sum(tensor.nbytes for tensor in of_parts[0].fsdp_extract_buffers()[0])
     return Gathered(nbytes, amaxes, spared)
 

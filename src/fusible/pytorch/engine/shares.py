@@ -18,7 +18,7 @@ from fusible import tex
 from fusible.pytorch.engine.parametrized import parameter_of
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["Share", "gradient_sums", "localized"]
+__all__ = ["Share", "gradient_sums", "laid_out_like", "local_of", "localized"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,20 @@ def _local(shares: Sequence[Share], parameters: Sequence[Any]) -> list[torch.Ten
     return found
 
 
+def local_of(tensor: Any) -> Any:
+    """What this process has of a ``DTensor``; any other tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def laid_out_like(parameter: Any, local: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    """A parameter of which this process has ``local``, as it has its part of ``parameter``."""
+    if hasattr(parameter, "_local_tensor"):
+        local = type(parameter)(local, parameter._spec, requires_grad=False)
+    return torch.nn.Parameter(local, requires_grad)
+
+
 def _of_process(parameter: Any) -> torch.Tensor:
-    return parameter._local_tensor.detach() if hasattr(parameter, "_local_tensor") else parameter.detach()
+    return local_of(parameter).detach()  # type: ignore[no-any-return]
 
 
 class _Localized(torch.autograd.Function):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusible.pytorch.engine.shares import local_of
 from fusible.pytorch.modules.places import Place
 from fusible.quantized import QuantizedTensor
 
@@ -37,7 +38,7 @@ def quantized_as(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 def versions(module: nn.Module) -> dict[str, int]:
     """The version counter of each parameter of the module itself."""
-    parameters = {name: _local(parameter) for name, parameter in module._parameters.items() if parameter is not None}
+    parameters = {name: local_of(parameter) for name, parameter in module._parameters.items() if parameter is not None}
     return {name: parameter._version for name, parameter in parameters.items() if not parameter.is_inference()}
 
 
@@ -49,14 +50,9 @@ def written_in_place(module: nn.Module, state_dict: Mapping[str, Any], prefix: s
             parameter, value = inner._parameters.get(own), state_dict.get(f"{name}.{own}" if name else own)
             if parameter is None or not isinstance(value, torch.Tensor):
                 continue
-            if _memory(_local(value)) == _memory(_local(parameter)) and _local(parameter)._version != version:
+            if _memory(local_of(value)) == _memory(local_of(parameter)) and local_of(parameter)._version != version:
                 return True
     return False
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The process's own part of a DTensor; any other tensor itself."""
-    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, ...]:
