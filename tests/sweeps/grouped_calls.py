@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from quantized_calls import MAKERS, Right, methods_of
+from quantized_calls import MAKERS, Right, gathered, methods_of
 
 from fusible.quantized import GroupedTensor, GroupedTensorStorage
 
-__all__ = ["FORMATS", "GROUPED", "SHAPES", "grouped", "grouped_calls", "members", "quantizer_of"]
+__all__ = ["FORMATS", "GROUPED", "SHAPES", "grouped", "grouped_calls", "members", "quantizer_of", "stacked"]
 
 FORMATS: dict[str, Callable[[], Any] | None] = {"none": None, **{name: MAKERS[name] for name in ("delayed", "current", "block", "mxfp8", "nvfp4")}}
 SHAPES = ((32, 128), (64, 128))
@@ -55,6 +55,21 @@ def _arguments(cls: type[Any], name: str) -> dict[str, Callable[[], dict[str, An
     }
 
 
+def stacked(name: str) -> Any:
+    """One that processes may share out."""
+    return GroupedTensor.of_stack(torch.linspace(-2, 2, 2 * 64 * 128).reshape(2, 64, 128), quantizer_of(name))
+
+
+def _stack_arguments(name: str) -> dict[str, Callable[[], dict[str, Any]]]:
+    return {
+        "fsdp_assign_gathered": lambda: dict(zip(("gathered", "meta"), stacked(name).fsdp_extract_buffers(), strict=True)),
+        "fsdp_post_all_gather": lambda: gathered(stacked(name)),
+        "fsdp_pre_all_gather": lambda: dict.fromkeys(("mesh", "orig_size", "contiguous_orig_stride", "module", "mp_policy")),
+        "of_stack": lambda: {"values": torch.zeros(2, 64, 128), "quantizer": quantizer_of(name)},
+        "update_usage": lambda: {"rowwise_usage": True, "columnwise_usage": None},
+    }
+
+
 def grouped_calls() -> list[Right]:
     """Of every public method that takes an argument."""
     found = []
@@ -63,4 +78,7 @@ def grouped_calls() -> list[Right]:
         for method in methods_of(cls):
             if method in arguments:
                 found.append(Right(f"{name} {cls.__name__}", method, lambda cls=cls, name=name: grouped(cls, name), arguments[method]))
+    for name in ("current", "block", "mxfp8", "nvfp4"):
+        for method, given in _stack_arguments(name).items():
+            found.append(Right(f"{name} GroupedTensor", method, lambda name=name: stacked(name), given))
     return found

@@ -95,7 +95,7 @@ def _tensor_arguments(make: Callable[[], Any]) -> dict[str, Callable[[], dict[st
         "fsdp_assign_gathered": lambda: dict(zip(("gathered", "meta"), other().fsdp_extract_buffers(), strict=True)),
         "joined": lambda: {"parts": [other(), other()]},
         "make_like": lambda: {"tensor": other(), "shape": None, "dtype": None, "requires_grad": False},
-        "fsdp_post_all_gather": lambda: _gathered(other()),
+        "fsdp_post_all_gather": lambda: gathered(other()),
         "fsdp_pre_all_gather": lambda: dict.fromkeys(("mesh", "orig_size", "contiguous_orig_stride", "module", "mp_policy")),
         "operand": lambda: {"columnwise": False},
         "quantize_": lambda: {"tensor": values(), "noop_flag": torch.zeros(1)},
@@ -106,7 +106,7 @@ def _tensor_arguments(make: Callable[[], Any]) -> dict[str, Callable[[], dict[st
     }
 
 
-def _gathered(tensor: Any) -> dict[str, Any]:
+def gathered(tensor: Any) -> dict[str, Any]:
     buffers, metadata = tensor.fsdp_pre_all_gather(None, None, None, None, None)
     return {"all_gather_outputs": buffers, "metadata": metadata, "param_dtype": torch.float32, "out": None}
 

@@ -12,7 +12,7 @@ import torch
 from grouped_calls import FORMATS, GROUPED, SHAPES, grouped, grouped_calls, members, quantizer_of
 from quantized_calls import Right, methods_of, values
 from scores import Scores, score
-from test_bad_quantized_calls import ALIASES, unlike_the_values
+from test_bad_quantized_calls import ALIASES, RIGHT, unlike_the_values
 from wrong_values import changed, others, state
 
 from fusible.errors import ArgumentError
@@ -20,8 +20,6 @@ from fusible.quantized import GroupedTensor
 
 TORCH = ("__torch_dispatch__", "over", "joined")
 """Methods that torch calls, or that give None for what has no rows."""
-REFUSED = ("fsdp_extract_buffers", "fsdp_pre_all_gather", "fsdp_post_all_gather")
-"""What a shard of a group has not."""
 INTEGERS = {"of uint8", "of int8"}
 OTHERS = {f"of {name}" for name in ("int64", "float64", "uint8", "bool", "complex64", "int8", "float32")}
 LAYOUTS = {"0-d", "empty", "one rank more", "flat", "longer", "shorter", "wider", "meta", "sparse", "strided"}
@@ -38,6 +36,10 @@ ACCEPTED: dict[tuple[str, str], set[str]] = {
     ("make_grouped_tensor_with_shapes", "shapes"): {"first a list with a large number"},
     ("make_tensor_offsets", "split_dims"): {*INTEGERS, *LAYOUTS - {"0-d", "one rank more", "sparse"}},
     ("make_tensor_offsets", "common_dim"): {"99"},
+    ("fsdp_assign_gathered", "gathered"): {"first strided"},
+    ("fsdp_post_all_gather", "all_gather_outputs"): {"first strided"},
+    ("of_stack", "values"): {"longer", "shorter", "wider", "meta", "strided"},
+    ("update_usage", "rowwise_usage"): {"None"},
     ("quantize", "tensors"): {"first strided"},
     ("quantize_", "tensor"): {"strided"},
     ("restore_from_saved", "tensors"): {"longer list", "a list with None", *(f"first {what}" for what in (*OTHERS, *LAYOUTS))},
@@ -47,7 +49,7 @@ ACCEPTED: dict[tuple[str, str], set[str]] = {
 
 
 def _accepted(call: Right, argument: str, what: str) -> bool:
-    return what in ACCEPTED.get((call.name, argument), ()) or what in ACCEPTED.get(("", argument), ())
+    return (call.name, argument) in RIGHT or what in ACCEPTED.get((call.name, argument), ()) or what in ACCEPTED.get(("", argument), ())
 
 
 def _bad(calls: list[Right]) -> Iterator[tuple[Right, str, str]]:
@@ -61,7 +63,7 @@ def test_every_method_with_arguments_is_swept(cls: type[Any]) -> None:
     swept = {call.name for call in grouped_calls() if call.kind.endswith(cls.__name__)}
     for name in methods_of(cls):
         takes = [p for p in inspect.signature(getattr(cls, name)).parameters if p != "self"]
-        assert not takes or name in {*TORCH, *REFUSED} or name in swept, name
+        assert not takes or name in TORCH or name in swept, name
 
 
 @pytest.mark.parametrize("share", [pytest.param(8, id="a sample"), pytest.param(1, id="every one", marks=pytest.mark.slow)])

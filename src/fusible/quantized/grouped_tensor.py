@@ -10,17 +10,22 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.quantized.arguments import DTypeLike, Grouped, NoopFlag, Source, Storage
-from fusible.quantized.grouped import GroupedTensorStorage, kind_of_grouped
+from fusible.quantized.arguments import Buffers, Dense, DTypeLike, Extracted, Grouped, NoopFlag, Source, Storage
+from fusible.quantized.gathered import whole_fields
+from fusible.quantized.group_buffers import empty_member
+from fusible.quantized.grouped import GROUPED_BUFFERS, GroupedTensorStorage, kind_of_grouped
+from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import note_written
-from fusible.quantized.tensor import QuantizedTensor
+from fusible.quantized.tensor import QuantizedTensor, recorded_amax
+from fusible.quantized.tensor_operations import FLOATS
 from fusible.tex.calls.argument_kinds import shown
-from fusible.tex.calls.grouped import layout_of_grouped
+from fusible.tex.calls.grouped import layout_of_grouped, member_fields
 from fusible.tex.protocol import to_torch
 
 __all__ = ["GroupedTensor"]
 
+_OF_WAYS = {"rowwise": ("rowwise_data", "scale_inv", "amax"), "columnwise": ("columnwise_data", "columnwise_scale_inv", "columnwise_amax")}
 _OFFSETS = ("offsets", "scale_inv_offsets", "columnwise_scale_inv_offsets")
 
 
@@ -29,7 +34,8 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
 
     Its shape is ``[num_tensors, *member]`` where ``shapes`` says that all members have one shape, else ``[rows, columns]`` of all stacked. Operations
     see the values so arranged, dequantized where there is a quantizer; what they write goes to the members. Members of different widths have no such
-    arrangement: only ``split_into_quantized_tensors`` reads them. Checkpoints take a grouped tensor; FSDP2 takes its members.
+    arrangement: only ``split_into_quantized_tensors`` reads them. Checkpoints take a grouped tensor; FSDP2 takes a stack (``of_stack``), which
+    it cuts between its members.
     """
 
     _STORAGE = GroupedTensorStorage
@@ -61,6 +67,22 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
     def from_storage(cls, storage: Grouped, *, requires_grad: bool = False) -> Self:
         """A tensor over the buffers of ``storage``."""
         return cls(storage.logical_shape, storage.fake_dtype, requires_grad=requires_grad, **_fields(storage))
+
+    @classmethod
+    def of_stack(cls, values: Dense, quantizer: Quantizer) -> Self:
+        """``values [count, rows, columns]``, each of the matrices quantized by itself. Raises ``ShapeError`` for another number of dimensions, or
+        sizes that the format does not hold."""
+        if values.dim() != 3 or not len(values):
+            do = "stack matrices"
+            raise ShapeError(
+                expected("at least one matrix, [count, rows, columns]", of=f"values of {cls.__name__}.of_stack", got=list(values.shape), do=do)
+            )
+        count, *member = values.shape
+        found = tex.group_quantize(values.detach().reshape(-1, member[-1]), quantizer, count, None, None, None, None, None)
+        made = cls(found.logical_shape, values.dtype, **{**_fields(found), "shapes": [tuple(member)] * count})
+        for name in set(GROUPED_BUFFERS).difference(member_fields(quantizer)):  # what was seen on the way, which nobody reads again
+            setattr(made, name, None)
+        return made
 
     @property
     def _dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -156,17 +178,85 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         return None
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str | None, pin_memory: bool) -> Any:
-        return NotImplemented
+        (count, *member), dtype = shape or (0,), dtype or self.fake_dtype
+        if dtype not in FLOATS or pin_memory or not count or self._member() != tuple(member):
+            return NotImplemented
+        quantizer = self._quantizer.with_usages(**self.get_usages())
+        made = type(self).make_grouped_tensor_with_shapes(count, [tuple(member)] * count, quantizer, torch.device(device or self.device), dtype)
+        made.quantizer = self.quantizer
+        return made
 
-    def _rows(self, start: int, stop: int) -> Any:
-        return None
+    def _member(self) -> tuple[int, ...] | None:
+        """The shape of each member, where they are a stack: matrices of one shape, one after another, quantized by their own magnitudes. Else
+        None."""
+        shapes = set(map(tuple, self.tensor_shapes or ()))
+        stacked = len(shapes) == 1 and self.tensor_offsets is None and self.quantizer is not None and recorded_amax(self.quantizer) is None
+        return shapes.pop() if stacked and self.num_tensors else None
 
-    def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> Any:
-        return self.fsdp_extract_buffers()
+    def _stacked(self) -> tuple[int, ...]:
+        member = self._member()
+        if member is None or len(member) != 2:
+            do = "make it by GroupedTensor.of_stack, or register its members as parameters"
+            raise ArgumentError(expected("a stack of matrices scaled by their own magnitudes", of="FSDP2", got=repr(self), do=do))
+        return member
 
-    def fsdp_extract_buffers(self) -> Any:
-        """Refused: the members of a shard would be cut."""
-        raise ArgumentError(expected("tensors of their own", of="FSDP2", got="a GroupedTensor", do="register its members as parameters"))
+    def _row_step(self) -> int:
+        """A stack is divided between any two of its members."""
+        return 1
+
+    def fsdp_buffer_fields(self) -> tuple[str, ...]:
+        """The attributes that are gathered from the shards: of each copy by which a member would be gathered, its data and its scales. Raises
+        ``ArgumentError`` for a group that is no stack."""
+        member = self._stacked()
+        like = empty_member(self._quantizer.with_usages(**self.get_usages()), member, self.fake_dtype, "meta")
+        fields, gathered = member_fields(self._quantizer), like.fsdp_buffer_fields()
+        ways = [way for way in _OF_WAYS if fields[f"{way}_data"] in gathered]
+        return tuple(name for way in ways for name in _OF_WAYS[way] if name in fields and getattr(self, name) is not None)
+
+    def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(buffers, meta)``: the buffers as ``[members, each one's part]``. Raises ``ArgumentError`` for a group that is no stack."""
+        names = self.fsdp_buffer_fields()
+        return tuple(getattr(self, name).view(self.num_tensors, -1) for name in names), {"field_names": names}
+
+    def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+        member, arguments = self._stacked(), {attribute: argument for argument, attribute in self._TENSORS.items()}
+        named, count = dict(zip(meta["field_names"], buffers, strict=True)), buffers[0].shape[0]
+        if any(tuple(buffer.shape) != (count, getattr(self, name).numel() // self.num_tensors) for name, buffer in named.items()):
+            raise ValueError("parts of other members")
+        return (count, *member), {arguments[name]: buffer.reshape(-1) for name, buffer in named.items()}
+
+    def _reduce_amaxes(self, mesh: Any) -> None:
+        """Nothing: a member lies in one process."""
+
+    def _gathered(self, shape: Sequence[int], fields: dict[str, Any], dtype: torch.dtype, quantizer: Any, usages: dict[str, bool]) -> Self:
+        count, rows, columns = shape
+        described = {"num_tensors": count, "shapes": [(rows, columns)] * count, "quantizer": quantizer}
+        made = type(self)((count * rows, columns), dtype, **{**_fields(self), **dict.fromkeys((*self._TENSORS, *_OFFSETS)), **fields, **described})
+        made.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
+        return made
+
+    def fsdp_assign_gathered(self, gathered: Buffers, meta: Extracted) -> None:
+        """Take buffers that were gathered along their first dimensions, or divided along them; copies that were not among them are dropped."""
+        fields = whole_fields(self, gathered, meta)
+        self._take([fields.get(argument) for argument in self._TENSORS])
+
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        """Make or drop the row-wise and the column-wise copies of a stack, as ``update_usage`` of its members does; None leaves one as it is. Raises
+        ``ArgumentError`` for dropping the last copy, and for a group that is no stack."""
+        self._stacked()
+        asked = {"rowwise": rowwise_usage, "columnwise": columnwise_usage}
+        wanted = {way: has if asked[way] is None else asked[way] for way, has in self.get_usages().items()}
+        if not any(wanted.values()):
+            do = "keep one"
+            raise ArgumentError(expected("at least one usage", of="a GroupedTensor", got="neither row-wise nor column-wise", do=do))
+        if missing := [way for way, has in self.get_usages().items() if wanted[way] and not has]:
+            made, fields = self.split_into_quantized_tensors(), member_fields(self._quantizer)
+            for member in made:
+                member.update_usage(rowwise_usage=wanted["rowwise"] or None, columnwise_usage=wanted["columnwise"] or None)
+            for name in (name for way in missing for name in _OF_WAYS[way] if name in fields):
+                setattr(self, name, torch.cat([getattr(member, fields[name]).reshape(-1) for member in made]))
+        for name in (name for way, keep in wanted.items() if not keep for name in _OF_WAYS[way]):
+            setattr(self, name, None)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return GroupedTensorStorage.__repr__(self)

@@ -15,7 +15,7 @@ from fusible.quantized.saving import rebuild, reduced
 from fusible.quantized.storage import FieldStorage
 from fusible.quantized.tensor_operations import FLOATS, HANDLERS, on_values
 
-__all__ = ["QuantizedTensor"]
+__all__ = ["QuantizedTensor", "recorded_amax"]
 
 _aten = torch.ops.aten
 _OF_STORAGE: dict[Any, Any] = {}
@@ -244,14 +244,20 @@ class QuantizedTensor(torch.Tensor, _Storage):
         """
         quantizer = self._quantizer
         buffers, meta = self.fsdp_extract_buffers()
-        if mesh is not None and hasattr(quantizer, "with_amax_reduction") and not quantizer.with_amax_reduction:
-            self._quantizer = quantizer.copy()
-            self._quantizer.with_amax_reduction, self._quantizer.amax_reduction_group = True, mesh.get_group()
+        if mesh is not None:
+            self._reduce_amaxes(mesh)
         common = [value.reshape(1) for value in _common(meta) if value.numel() == 1]
         recorded = [amax.reshape(1)] if (amax := recorded_amax(quantizer)) is not None else []
         given, alone = (*buffers, *common, *recorded), mesh is not None and mesh.size() == 1
         # Alone FSDP2 takes the first tensor and leaves out the others.
         return given[:1] if alone else given, (meta, self.get_usages(), len(buffers), len(common), given[1:] if alone else ())
+
+    def _reduce_amaxes(self, mesh: Any) -> None:
+        """Quantize from now on by the largest magnitude in all processes of ``mesh``, where one says how."""
+        quantizer = self._quantizer
+        if hasattr(quantizer, "with_amax_reduction") and not quantizer.with_amax_reduction:
+            self._quantizer = quantizer.copy()
+            self._quantizer.with_amax_reduction, self._quantizer.amax_reduction_group = True, mesh.get_group()
 
     def fsdp_post_all_gather(
         self, all_gather_outputs: Buffers, metadata: GatherInput, param_dtype: torch.dtype, *, out: Shard | None = None

@@ -14,6 +14,7 @@ from fusible.errors import ArgumentError, ShapeError, ValuesError
 from fusible.quantized import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
+    Float8Quantizer,
     GroupedTensor,
     GroupedTensorStorage,
     MXFP8Quantizer,
@@ -143,6 +144,74 @@ def test_a_write_reaches_every_copy_that_is_there(name: str, copy: str) -> None:
     assert torch.equal(getattr(g.split_into_quantized_tensors()[0], copy), getattr(wanted, copy))
 
 
-def test_fsdp_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="FSDP2: expected tensors of their own"):
-        made("plain").fsdp_pre_all_gather(None, None, None, None, None)
+STACKS = {
+    "current": lambda: Float8CurrentScalingQuantizer(E4M3),
+    "rows": lambda: Float8CurrentScalingQuantizer(E4M3, columnwise=False),
+    "block": lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=1),
+    "tiles": lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=2),
+    "mxfp8": lambda: MXFP8Quantizer(E4M3),
+    "nvfp4": NVFP4Quantizer,
+    "nvfp4-2d": lambda: NVFP4Quantizer(with_2d_quantization=True),
+}
+DERIVED = ("current", "tiles", "nvfp4-2d")
+"""Of which the column-wise copy is made of the row-wise one, and is not gathered."""
+
+
+def buffers(g: GroupedTensor) -> dict[str, torch.Tensor]:
+    return {name: tensor for name in g._TENSORS.values() if (tensor := getattr(g, name)) is not None}
+
+
+def same_bytes(one: GroupedTensor, other: GroupedTensor) -> bool:
+    mine, theirs = buffers(one), buffers(other)
+    return mine.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_is_cut_between_its_members_and_gathered_without_loss(name: str) -> None:
+    stack = torch.randn(4, *MEMBER, generator=torch.Generator().manual_seed(2)).bfloat16()
+    g = GroupedTensor.of_stack(stack, STACKS[name]())
+    assert g.shape == stack.shape and g.dtype is torch.bfloat16
+    assert torch.equal(g.dequantize(), torch.stack([STACKS[name]()(member).dequantize() for member in stack]))
+    parts = g.split(2)
+    for part, of in zip(parts, stack.split(2), strict=True):
+        assert type(part) is GroupedTensor and same_bytes(part, GroupedTensor.of_stack(of, STACKS[name]()))
+    assert type(g[1:4]) is GroupedTensor and torch.equal(g[1:4].dequantize(), g.dequantize()[1:4]) and type(g[:, :8]) is torch.Tensor
+    given = [part.fsdp_pre_all_gather(None, g.shape, g.stride(), None, None) for part in parts]
+    assert given[0][0][0].dtype is torch.uint8 and any("columnwise" in field for field in g.fsdp_buffer_fields()) is (name not in (*DERIVED, "rows"))
+    joined = tuple(torch.cat(pieces) for pieces in zip(*(pieces for pieces, _ in given), strict=True))
+    whole, freed = parts[0].fsdp_post_all_gather(joined, given[0][1], torch.bfloat16)
+    assert same_bytes(whole, g) and freed[: len(joined)] == joined and len(freed) == len(joined) + (len(buffers(g)) // 2 if name in DERIVED else 0)
+    held = {field: tensor.data_ptr() for field, tensor in buffers(whole).items()}
+    again = tuple(piece.clone() for piece in joined)
+    for tensor in freed:  # as FSDP2 frees what it was given, and gives it memory again
+        tensor.fill_(1)
+    parts[0].fsdp_post_all_gather(again, given[0][1], torch.bfloat16, out=whole)
+    assert same_bytes(whole, g)
+    assert {field: buffers(whole)[field].data_ptr() for field in held if name in DERIVED and "columnwise" in field}.items() <= held.items()
+    parts[1].copy_(torch.ones(2, *MEMBER))
+    assert same_bytes(whole, g) and torch.equal(parts[0].dequantize(), g.dequantize()[:2]), "others keep what they have"
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_usages_of_a_stack(name: str) -> None:
+    g = GroupedTensor.of_stack(values(), STACKS[name]())
+    wanted = {field: tensor.clone() for field, tensor in buffers(g).items()}
+    g.update_usage(columnwise_usage=False)
+    assert g.get_usages() == {"rowwise": True, "columnwise": False}
+    with pytest.raises(ArgumentError, match="at least one usage"):
+        g.update_usage(rowwise_usage=False)
+    g.update_usage(columnwise_usage=True)
+    assert buffers(g).keys() == wanted.keys() and all(torch.equal(tensor, wanted[field]) for field, tensor in buffers(g).items())
+    empty = g.new_empty((2, *MEMBER))
+    assert type(empty) is GroupedTensor and empty.shape == (2, *MEMBER) and type(g.new_empty((2, 8, 8))) is torch.Tensor
+
+
+def test_what_is_no_stack_is_no_shard() -> None:
+    delayed = tex.group_quantize(values().view(-1, MEMBER[1]).float(), Float8Quantizer(torch.ones(COUNT), torch.zeros(COUNT), E4M3), COUNT, None)
+    unequal = GroupedTensor.make_grouped_tensor_with_shapes(2, [(32, 64), (64, 64)], MAKERS["current"](), dtype=torch.float32)
+    for group in (made("plain"), unequal, GroupedTensor.from_storage(delayed)):
+        with pytest.raises(ArgumentError, match="FSDP2: expected a stack of matrices scaled by their own magnitudes, got GroupedTensor"):
+            group.fsdp_pre_all_gather(None, None, None, None, None)
+    for wrong in (torch.zeros(4, 4), torch.zeros(0, 4, 4)):
+        with pytest.raises(ShapeError, match=r"values of GroupedTensor.of_stack: expected at least one matrix, \[count, rows, columns\], got "):
+            GroupedTensor.of_stack(wrong, MAKERS["current"]())
