@@ -6,6 +6,7 @@ import gc
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,12 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fusible
-from fusible import GroupedQuerySelfAttention, Linear, Residual, RMSNorm, Sequential, SwiGLU
+from fusible import GroupedQuerySelfAttention, Linear, MixtureOfExperts, Residual, RMSNorm, Sequential, SwiGLU
 from fusible.distributed import gather_quantized, local_batch, parallelize, split_stages
-from fusible.distributed.cost import Architecture
+from fusible.distributed.cost import Architecture, Experts
 from fusible.quantized import Recipe
 
 ARCHITECTURE = Architecture(layers=4, hidden=256, heads=4, groups=2, inner=512, vocabulary=512)
+MIXTURE = replace(ARCHITECTURE, experts=Experts(count=4, chosen=2, inner=384, shared=512, every=2))
+"""Every other block of which has four experts, beside the layer that all tokens share."""
 SEQUENCES, LENGTH, MICROBATCHES = 8, 128, 4
 TOKENS = SEQUENCES * LENGTH
 
@@ -89,31 +92,36 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 class Model(nn.Module):
-    """The decoder of which ``ARCHITECTURE`` has the sizes."""
+    """The decoder of which ``of`` has the sizes."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, of: Architecture = ARCHITECTURE) -> None:
         super().__init__()
-        of, self.dtype = ARCHITECTURE, dtype
+        self.dtype = dtype
         self.embedding = nn.Embedding(of.vocabulary, of.hidden)
         linear = Linear(of.hidden, of.vocabulary, bias=False)
-        self.body = Sequential(*(_block(of) for _ in range(of.layers)), RMSNorm(of.hidden), linear)
+        blocks = [_block(of, of.experts is not None and i % of.experts.every == 0) for i in range(of.layers)]
+        self.body = Sequential(*blocks, RMSNorm(of.hidden), linear)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         return self.body(self.embedding(text).to(self.dtype))  # type: ignore[no-any-return]
 
 
-def _block(of: Architecture) -> Sequential:
+def _block(of: Architecture, mixed: bool = False) -> Sequential:
     h, width = of.hidden, of.hidden // of.heads
+    mixture = [MixtureOfExperts(h, of.experts.inner, of.experts.count, of.experts.chosen)] if mixed and of.experts is not None else []
     attention = GroupedQuerySelfAttention(h, of.heads, of.groups, rope_base=10000.0)
     return Sequential(
         Residual(RMSNorm(h), Linear(h, h + 2 * of.groups * width, bias=False), attention, Linear(h, h, bias=False)),
         Residual(RMSNorm(h), Linear(h, 2 * of.inner, bias=False), SwiGLU(), Linear(of.inner, h, bias=False)),
+        *mixture,
     )
 
 
-def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype, gathered: Recipe | None = None) -> tuple[Model, DeviceMesh | None]:
+def _laid_out(
+    dimensions: Dimensions, sequence: bool, dtype: torch.dtype, gathered: Recipe | None = None, of: Architecture = ARCHITECTURE
+) -> tuple[Model, DeviceMesh | None]:
     """``gathered``: by which weights are gathered in 8 bits, if by any."""
-    model = Model(dtype)
+    model = Model(dtype, of)
     if not dimensions:
         return model, None
     mesh = mesh_of(*dimensions)
@@ -131,11 +139,11 @@ def _laid_out(dimensions: Dimensions, sequence: bool, dtype: torch.dtype, gather
     return model, mesh
 
 
-def sent_for_parameters(dimensions: Dimensions, recipe: str, low: bool, rank: int) -> float:
+def sent_for_parameters(dimensions: Dimensions, recipe: str, low: bool, of: Architecture, rank: int) -> float:
     """The bytes that a step's gathers of parameters and sums of gradients send, as rings do, of a model whose blocks are sharded one by one. ``low``:
     whether weights are gathered as the recipe quantizes them."""
     chosen, dtype = RECIPES[recipe]
-    model, mesh = _laid_out(dimensions, False, dtype, chosen if low else None)
+    model, mesh = _laid_out(dimensions, False, dtype, chosen if low else None, of)
     assert mesh is not None
     text = torch.randint(ARCHITECTURE.vocabulary, (1, 33), generator=torch.Generator().manual_seed(rank))
     columns = mesh["tp"].get_group() if "tp" in (mesh.mesh_dim_names or ()) else None

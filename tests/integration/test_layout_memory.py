@@ -40,7 +40,9 @@ ALL = [(size, case) for size, cases in CASES.items() for case in cases]
 
 GATHERED: dict[int, list[Dimensions]] = {2: [SHARDS], 4: [(("dp_shard", 4),), (("dp_replicate", 2), ("dp_shard", 2)), BOTH]}
 RECIPES = [*((recipe, False) for recipe in ("fp32", "bf16", "delayed")), *((recipe, True) for recipe in ("current", "block", "mxfp8", "nvfp4"))]
-FOR_PARAMETERS = [(size, dimensions, *recipe) for size, each in GATHERED.items() for dimensions in each for recipe in RECIPES]
+MODELS = {"dense": jobs.ARCHITECTURE, "mixture": jobs.MIXTURE}
+FOR_PARAMETERS = [(size, dimensions, *recipe, "dense") for size, each in GATHERED.items() for dimensions in each for recipe in RECIPES]
+FOR_PARAMETERS += [(size, (("dp_shard", size),), *recipe, "mixture") for size in (2, 4) for recipe in RECIPES]
 
 
 def _name(case: Case) -> str:
@@ -54,7 +56,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     found = {}
     for size, cases in CASES.items():
         each: list[Job] = [(_name(case), jobs.measured, case) for case in cases]
-        each += [(f"{d} {r} {low}", jobs.sent_for_parameters, (d, r, low)) for of, d, r, low in FOR_PARAMETERS if of == size]
+        each += [(f"{d} {r} {low} {of}", jobs.sent_for_parameters, (d, r, low, MODELS[of])) for s, d, r, low, of in FOR_PARAMETERS if s == size]
         each += [(f"stages {recipe}", jobs.measured_in_stages, (recipe,)) for recipe in IN_STAGES if size == 2]
         found[size] = run_jobs_once(tmp_path_factory, f"memory{size}", each, size)
     return found
@@ -91,13 +93,13 @@ def test_so_it_is_in_stages(measured: dict[int, list[dict[str, Any]]], recipe: s
         assert found["peak"] == pytest.approx(derived.peak, rel=0.1)
 
 
-@pytest.mark.parametrize(("size", "dimensions", "recipe", "low"), FOR_PARAMETERS)
+@pytest.mark.parametrize(("size", "dimensions", "recipe", "low", "model"), FOR_PARAMETERS)
 def test_what_is_sent_for_parameters_is_what_is_derived(
-    measured: dict[int, list[dict[str, Any]]], size: int, dimensions: Dimensions, recipe: str, low: bool
+    measured: dict[int, list[dict[str, Any]]], size: int, dimensions: Dimensions, recipe: str, low: bool, model: str
 ) -> None:
     """To the byte. Gradients pass in the dtype of activations, and so do parameters, unless they are gathered as the recipe quantizes them."""
     dtype = jobs.RECIPES[recipe][1]
     layout = Layout(**dict(dimensions), gather_quantized=low)
-    derived = traffic(jobs.ARCHITECTURE, layout, jobs.RECIPES[recipe][0], jobs.TOKENS, dtype)
-    for found in check(measured[size], f"{dimensions} {recipe} {low}"):
+    derived = traffic(MODELS[model], layout, jobs.RECIPES[recipe][0], jobs.TOKENS, dtype)
+    for found in check(measured[size], f"{dimensions} {recipe} {low} {model}"):
         assert found == derived.dp_shard + derived.dp_replicate

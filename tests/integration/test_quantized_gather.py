@@ -22,7 +22,7 @@ import fusible
 from fusible.distributed import gather_quantized, load_sharded, materialize, parallelize, save_sharded
 from fusible.distributed.quantized_gather import GatheredQuantized
 from fusible.errors import ArgumentError, DTypeError
-from fusible.quantized import QuantizedTensor, QuantizerRole, quantizer_for_role
+from fusible.quantized import GroupedTensor, QuantizedTensor, QuantizerRole, quantizer_for_role
 
 WORLD, WIDTH, INNER = 2, 256, 512
 CURRENT, BLOCKS, MX = fusible.Float8CurrentScaling(), fusible.Float8BlockScaling(), fusible.MXFP8BlockScaling()
@@ -82,7 +82,8 @@ def train_alike(rank: int) -> None:
         models = [shared_out(made(), gathered) for gathered in (None, RECIPES[name])]
         wanted, found = (trained(model, OPTIMIZERS[of](model.parameters()), RECIPES[name], rank) for model in models)
         assert all(map(torch.equal, found, wanted)), (name, of)
-        assert all(isinstance(x, QuantizedTensor) for x in weights_seen(models[1])), name
+        seen: list[Any] = weights_seen(models[1])
+        assert all(isinstance(x, QuantizedTensor) and x.get_usages()["columnwise"] is (name != "current") for x in seen), name  # read either way
         assert all(p.dtype is torch.float32 for p in models[1].parameters())
 
 
@@ -141,6 +142,31 @@ def send_less(rank: int) -> None:
         tensors = [x for x in gc.get_objects() if type(x) in (torch.Tensor, nn.Parameter) and not x.is_meta]
         whole = {x.dtype for x in tensors if x.untyped_storage().nbytes() >= WIDTH * INNER * x.itemsize}
         assert whole == ({torch.uint8} if recipe is None else set()), (name, whole)
+
+
+def mixture(experts: int = 4, inner: int = INNER) -> fusible.Sequential:
+    torch.manual_seed(0)
+    return fusible.Sequential(fusible.Residual(fusible.RMSNorm(WIDTH), fusible.MixtureOfExperts(WIDTH, inner, experts, 2)))
+
+
+def gather_experts_whole(rank: int) -> None:
+    """Each as its process quantizes it; what cannot be shared out in whole experts, or would not be whole blocks, as it is held."""
+    of_expert = 3 * WIDTH * INNER
+    scales = {"current": 2 * 4, "block": (8 + 2) * 4 * 4, "mxfp8": 2 * of_expert // 32, "nvfp4": of_expert // 16 + 2 * 4}  # lines of 4 in blocks
+    for name, each in (("current", 1), ("block", 1), ("mxfp8", 2), ("nvfp4", 0.5)):
+        for experts, inner in ((4, INNER), (3, INNER), *([(4, 20)] if name == "block" else [])):
+            results, seen = [], list[type]()
+            for gathered in (None, RECIPES[name]):
+                model = mixture(experts, inner)
+                model.register_forward_hook(lambda model, *_, seen=seen: seen.extend(type(p) for p in model.parameters() if p.dim() == 3))  # type: ignore[misc]
+                model, gather = shared_out(model, gathered, reshard_after_forward=True), Gather()
+                model.set_custom_all_gather(gather)  # type: ignore[operator]
+                results.append(trained(model, OPTIMIZERS["AdamW"](model.parameters()), RECIPES[name], rank, 2))
+            assert all(map(torch.equal, *results)), (name, experts, inner)
+            assert seen[-2:] == 2 * [GroupedTensor if (experts, inner) == (4, INNER) else nn.Parameter], (name, experts, inner, seen)
+            if seen[-1] is GroupedTensor:
+                rest = 4 * (WIDTH + experts * WIDTH) // WORLD  # the norm's and the router's, in float32
+                assert gather.sent[:2] == 2 * [experts // WORLD * (int(of_expert * each) + scales[name]) + rest], (name, gather.sent)
 
 
 def are_saved_and_read(rank: int, folder: str) -> None:
@@ -230,6 +256,7 @@ JOBS = (
     scale_by_what_all_have,
     leave_what_does_not_divide,
     send_less,
+    gather_experts_whole,
     are_saved_and_read,
     begin_on_meta,
     are_compiled,
@@ -248,12 +275,12 @@ def decoder(groups: int = 2) -> fusible.Sequential:
     )
 
 
-def classes_seen(model: nn.Module) -> dict[str, type]:
-    """Of what this process has of each weight of a product, within a pass."""
+def classes_seen(model: nn.Module, dims: int = 2) -> dict[str, type]:
+    """Of what this process has of each weight of a product, of so many dimensions, within a pass."""
     found: dict[str, type] = {}
 
     def look(module: nn.Module, *_: object) -> None:
-        found.update({name: type(getattr(p, "_local_tensor", p)) for name, p in module.named_parameters() if p.dim() == 2})
+        found.update({name: type(getattr(p, "_local_tensor", p)) for name, p in module.named_parameters() if p.dim() == dims})
 
     handle = model.register_forward_hook(look, prepend=True)
     with torch.no_grad():
@@ -262,31 +289,64 @@ def classes_seen(model: nn.Module) -> dict[str, type]:
     return found
 
 
+def assert_alike(models: Sequence[fusible.Sequential], recipe: Any, mesh: DeviceMesh) -> None:
+    """Two models, the weights of the second of which are gathered as ``recipe`` quantizes them, have the same results and gradients in two steps."""
+    results, own = [], mesh.get_rank() if "ep" in (mesh.mesh_dim_names or ()) else mesh.get_local_rank("dp_shard")
+    gather_quantized(models[1], recipe)
+    for model in models:
+        fully_shard(model, mesh=mesh["dp_shard"])
+        optimizer, found = torch.optim.AdamW(model.parameters(), lr=0.01), list[torch.Tensor]()
+        for step in range(2):
+            x = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(10 * step + own))
+            with fusible.autocast(recipe=recipe):
+                y = model(x * (1 + 10 * step + own))
+            y.float().square().mean().backward()
+            found += [y.detach(), *(p.grad._local_tensor.clone() for p in model.parameters())]  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(found)
+    assert all(map(torch.equal, *results)), recipe
+
+
 def train_alike_along_tp(mesh: DeviceMesh) -> None:
     """Of what is joined to one weight the parts are gathered apart, and scaled as one; what would be scaled otherwise is gathered as it is held."""
     for name, recipe in RECIPES.items():
         for groups in (2, 1):  # of keys: one each, or one that both have
-            results = []
-            for gathered in (None, recipe):
-                model = parallelize(decoder(groups), mesh)
-                if gathered is not None:
-                    gather_quantized(model, gathered)
-                fully_shard(model, mesh=mesh["dp_shard"])
-                optimizer, found = torch.optim.AdamW(model.parameters(), lr=0.01), list[torch.Tensor]()
-                for step in range(2):
-                    seed = 10 * step + mesh.get_local_rank("dp_shard")
-                    x = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(seed))
-                    with fusible.autocast(recipe=recipe):
-                        y = model(x * (1 + seed))
-                    y.float().square().mean().backward()
-                    found += [y.detach(), *(p.grad._local_tensor.clone() for p in model.parameters())]  # type: ignore[union-attr]
-                    optimizer.step()
-                    optimizer.zero_grad()
-                results.append(found)
-            assert all(map(torch.equal, *results)), (name, groups)
+            models = [parallelize(decoder(groups), mesh) for _ in range(2)]
+            assert_alike(models, recipe, mesh)
+            model = models[1]
             held = {part for part, kind in classes_seen(model).items() if not issubclass(kind, QuantizedTensor)}
             apart = groups == 2 and name != "block"  # shards of 32 rows of keys cut squares of 128
             assert held == (set() if apart else {"0.1.query_weight", "0.1.key_weight", "0.1.value_weight"}), (name, groups, held)
+
+
+def train_alike_along_ep(mesh: DeviceMesh) -> None:
+    """Of the experts that processes along ``ep`` have, those along ``dp_shard`` hold one each."""
+    mesh = init_device_mesh("cpu", (WORLD, 2), mesh_dim_names=("dp_shard", "ep"))
+    for name, recipe in RECIPES.items():
+        models = [parallelize(mixture(), mesh) for _ in range(2)]
+        assert_alike(models, recipe, mesh)
+        assert {part for part, kind in classes_seen(models[1], 3).items() if issubclass(kind, GroupedTensor)} == {
+            "0.1.up_weight",
+            "0.1.down_weight",
+        }, name
+
+
+def share_out_what_is_held_in_8_bits(mesh: DeviceMesh) -> None:
+    """Experts that are quantized before they are shards: a pass is, to the bit, that of those that are no shards."""
+    mesh = init_device_mesh("cpu", (WORLD, 2), mesh_dim_names=("dp_shard", "ep"))
+    x = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(mesh.get_rank()))
+    for name, recipe in RECIPES.items():
+        results = []
+        for sharded in (False, True):
+            model = fusible.quantize_parameters(parallelize(mixture(), mesh), recipe=recipe)
+            if sharded:
+                fully_shard(model, mesh=mesh["dp_shard"])
+                held = [p._local_tensor for p in model.parameters() if p.dim() == 3]  # type: ignore[attr-defined]
+                assert [(type(p), len(p)) for p in held] == 2 * [(GroupedTensor, 1)], name
+            with torch.no_grad():
+                results += [model(x), model(x)]
+        assert all(torch.equal(result, results[0]) for result in results), name
 
 
 def scale_joined_parts_alike(mesh: DeviceMesh) -> None:
@@ -307,7 +367,7 @@ def scale_joined_parts_alike(mesh: DeviceMesh) -> None:
     assert torch.equal(torch.cat(found), wanted)
 
 
-JOBS_ALONG_TP = (train_alike_along_tp, scale_joined_parts_alike)
+JOBS_OF_FOUR = (train_alike_along_tp, scale_joined_parts_alike, train_alike_along_ep, share_out_what_is_held_in_8_bits)
 
 
 def run(rank: int, folder: str) -> None:
@@ -319,19 +379,19 @@ def run(rank: int, folder: str) -> None:
     os._exit(0)  # an interpreter that ends while gloo's threads run may abort, with all its work done
 
 
-def run_along_tp(rank: int, folder: str) -> None:
+def run_in_four(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2 * WORLD)
     mesh = init_device_mesh("cpu", (WORLD, 2), mesh_dim_names=("dp_shard", "tp"))
-    for job in JOBS_ALONG_TP:
+    for job in JOBS_OF_FOUR:
         job(mesh)
     distributed.barrier()
     os._exit(0)
 
 
-def test_parts_of_weights_along_tp_are_gathered_in_8_bits() -> None:
+def test_parts_of_weights_along_tp_and_ep_are_gathered_in_8_bits() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(run_along_tp, args=(folder,), nprocs=2 * WORLD)
+        multiprocessing.spawn(run_in_four, args=(folder,), nprocs=2 * WORLD)
 
 
 def test_weights_gathered_in_8_bits_train_as_those_gathered_as_they_are() -> None:

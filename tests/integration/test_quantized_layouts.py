@@ -141,16 +141,59 @@ def are_shared_out_again(mesh: DeviceMesh) -> None:
 
 
 def refuse_what_would_be_cut(mesh: DeviceMesh) -> None:
-    """A key of 32 rows for each process in squares of 128, and experts of which a process has a part."""
+    """A key of 32 rows for each process in squares of 128."""
     model = parallelize(decoder(2, 128), mesh)
     before = [id(p) for p in model.parameters()]
     with pytest.raises(ShapeError, match=r"^0\.1\.weight: expected parts of rows in whole blocks, got \[64, 128\], \[32, 128\], \[32, 128\]; "):
         fusible.quantize_parameters(model, recipe=RECIPES["block"])
     assert [id(p) for p in model.parameters()] == before
-    experts = fusible.Sequential(fusible.MixtureOfExperts(WIDTH, WIDTH, 2, 1))
-    parallelize(experts, init_device_mesh("cpu", (2,), mesh_dim_names=("ep",)))
-    with pytest.raises(NotServedError, match="^the model of quantize_parameters: expected experts that one process has, got those of a MixtureOf"):
-        fusible.quantize_parameters(experts)
+
+
+def mixture(mesh: DeviceMesh | None = None, seed: int = 0) -> fusible.Sequential:
+    torch.manual_seed(seed)
+    model = fusible.Sequential(fusible.Residual(fusible.RMSNorm(WIDTH), fusible.MixtureOfExperts(WIDTH, 256, 4, 2)))
+    return model if mesh is None else parallelize(model, mesh)
+
+
+def hold_experts_of_their_own(mesh: DeviceMesh) -> None:
+    """Each process those that it has, to the bit as one process would, and no others; no call makes another copy of them."""
+    mesh, rank = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "ep")), mesh.get_rank()
+    for name, recipe in RECIPES.items():
+        alone, shared, seen = (*(fusible.quantize_parameters(mixture(of), recipe=recipe) for of in (None, mesh)), list[str]())
+        for weight in ("up", "down"):
+            own = shared.get_submodule("0.1").get_parameter(f"{weight}_weight")._local_tensor  # type: ignore[attr-defined]
+            wanted = [alone.get_submodule("0.1").get_parameter(f"{weight}_weight{expert}").dequantize() for expert in (2 * rank, 2 * rank + 1)]
+            assert isinstance(own, QuantizedTensor) and torch.equal(own.dequantize(), torch.stack(wanted)), name
+        common = sum(p.nbytes for p in alone.parameters() if not isinstance(p, QuantizedTensor))
+        assert 2 * (fusible.parameter_bytes(shared) - common) == fusible.parameter_bytes(alone) - common, name
+        x = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            wanted = alone(x)[32 * rank : 32 * rank + 32]
+            with fusible.tex.listening(lambda call, seen=seen: seen.append(call.method.__name__)):  # type: ignore[misc]
+                found = shared(x[32 * rank : 32 * rank + 32])
+            torch.testing.assert_close(found, wanted, rtol=0, atol=8 * WIDTH * torch.finfo(torch.float32).eps * wanted.abs().max().item())
+            assert not {"quantize", "group_quantize", "dequantize", "group_dequantize"} & set(seen), (name, seen)
+            with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+                assert shared(x).isfinite().all()
+
+
+def experts_are_saved_and_read(mesh: DeviceMesh, folder: str) -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "ep"))
+    for name in ("current", "block", "mxfp8", "nvfp4"):
+        shared = fusible.quantize_parameters(mixture(mesh), recipe=RECIPES[name])
+        wanted = passed(shared)
+        assert torch.equal(passed(copy.deepcopy(shared)), wanted)
+        dcp.save(shared.state_dict(), checkpoint_id=f"{folder}/experts-{name}")
+        for way in ("state_dict", "dcp", "values"):
+            other = fusible.quantize_parameters(mixture(mesh, seed=1), recipe=RECIPES[name])
+            state = {"state_dict": shared, "dcp": other, "values": mixture(mesh)}[way].state_dict()
+            if way == "dcp":
+                dcp.load(state, checkpoint_id=f"{folder}/experts-{name}")
+            other.load_state_dict(state)
+            assert torch.equal(passed(other), wanted), (name, way)
+        fully_shard(shared, mesh=mesh["dp_shard"])
+        for _ in range(2):
+            assert torch.equal(passed(shared), wanted), name
 
 
 JOBS = (
@@ -160,6 +203,8 @@ JOBS = (
     take_values_part_by_part,
     are_shared_out_again,
     refuse_what_would_be_cut,
+    hold_experts_of_their_own,
+    experts_are_saved_and_read,
 )
 
 
@@ -168,7 +213,7 @@ def run(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp"))
     for job in JOBS:
-        job(*((mesh, folder) if job is are_saved_and_read else (mesh,)))  # type: ignore[operator]
+        job(*((mesh, folder) if job in (are_saved_and_read, experts_are_saved_and_read) else (mesh,)))  # type: ignore[operator]
     distributed.barrier()
     os._exit(0)  # an interpreter that ends while gloo's threads run may abort, with all its work done
 

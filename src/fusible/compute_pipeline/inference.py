@@ -116,11 +116,12 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
             wanted = activation
         role = _role(op, name)
         types[f"{name}_dtype"] = None if wanted is None else _resolve(wanted, f"{position}.{name}", role, request, activation)
+    stay_quantized = set[str]()
     for name, (stored, _) in zip(op.arg_names, request.args[position], strict=True):
-        if is_quantized_type(stored):
-            types[f"{name}_dtype"] = stored  # a parameter that is held in 8 bits stays in them, whatever the recipe
+        if is_quantized_type(stored):  # a parameter that is held in 8 bits stays in them, whatever the recipe
+            stay_quantized.update(op.parts.get(name, (name,)))
+            types.update(dict.fromkeys((f"{part}_dtype" for part in op.parts.get(name, (name,))), stored))
         types[f"d{name}_dtype"] = activation if is_quantized_type(stored) else element(stored)
-    stay_quantized = {name for name, (stored, _) in zip(op.arg_names, request.args[position], strict=True) if is_quantized_type(stored)}
     for name, (rowwise, columnwise) in op.with_(override=override).reads.items():
         type = types[f"{name}_dtype"]
         if isinstance(type, QuantizedType) and name not in stay_quantized:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from fusible.errors import ArgumentError, expected
+from fusible.nvte import QuantizedType
 from fusible.pytorch.engine.shares import laid_out_like, local_of
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.product_weights import WEIGHT, check_layout, quantized_together, quantizer_of_weights, weights_of_products
@@ -32,7 +33,7 @@ _KEPT = {
 
 class GatheredQuantized(torch.Tensor):
     """A weight, or a shard of one, in high precision, which FSDP2 gathers as ``quantizer`` quantizes it: by the largest magnitude of all shards,
-    where that is how it scales. To everything else it is the tensor of its values."""
+    where that is how it scales; of weights of experts, held as one, each by its own. To everything else it is the tensor of its values."""
 
     _quantizer: Quantizer
     _parts: Mapping[str, int]
@@ -86,7 +87,7 @@ class GatheredQuantized(torch.Tensor):
             return None
         parts = {name: self if name == self._name else local_of(module._parameters[name]) for name in self._parts}
         shards = [part._values().to(self.device) for part in parts.values()]  # FSDP2 may hold them elsewhere
-        if not all(self._quantizer.is_quantizable(shard) for shard in shards):
+        if not all(self._quantizer.is_quantizable(shard if shard.dim() == 2 else shard[0]) for shard in shards):
             return None
         made = quantized_together(shards, self._quantizer, mesh.get_group())
         if made is None or any(len(shard) % each._row_step() for shard, each in zip(shards, made, strict=True)):
@@ -114,9 +115,9 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
     Processes go on holding, stepping and saving their shards as they are, in float32 say. Each quantizes its own before it is sent, by the largest
     magnitude in all of them where a scale is for the whole weight: so passes under ``recipe`` give what they give without, to the bit. Of a weight
     of [n, k] that one copy serves, as of ``Float8CurrentScaling`` and ``Float8BlockScaling``, n * k bytes are gathered, and scales; of MXFP8, whose
-    rows and columns have values of their own, 2 * n * k. What is no product's weight, or is another module's parameter too (an embedding's),
-    experts that are held as one, keys of which processes along ``tp`` take parts, and a weight that processes cannot share out in whole rows of
-    blocks, are gathered as they are held.
+    rows and columns have values of their own, 2 * n * k. Experts that are held as one are quantized each by itself, in the process that has it. What
+    is no product's weight, or is another module's parameter too (an embedding's), keys of which processes along ``tp`` take parts, and a weight that
+    processes cannot share out in whole rows of blocks, or in whole experts, are gathered as they are held.
 
     Raises ``ArgumentError`` for a recipe that quantizes no weights, or by scales that a module keeps (``DelayedScaling``; under ``autocast`` of it,
     too, weights may be gathered by ``Float8CurrentScaling``), and for a model under ``fully_shard``, before anything is changed.
@@ -125,6 +126,8 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
     if isinstance(quantizer, DelayedScalingRequest):
         do = "give Float8CurrentScaling(), under whichever recipe the model is called"
         raise ArgumentError(expected("a recipe that scales weights by their own magnitudes", of=of, got=repr(recipe), do=do))
+    if QuantizedType.of(quantizer).per_tensor:
+        quantizer = quantizer.with_usages(rowwise=True, columnwise=False)  # products read it either way
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         got = "one under fully_shard"
         raise ArgumentError(expected("a model whose parameters FSDP does not share out yet", of=of, got=got, do="call it before fully_shard"))
@@ -137,7 +140,7 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
     made: dict[int, nn.Parameter] = {}
     for _, weight in weights:
         parts = {name: len(local_of(part)) for name, part in weight.parts.items()}
-        if any(lines is not None for lines in weight.share.lines) or any(p.dim() != 2 or id(p) in tied for p in weight.parts.values()):
+        if any(lines is not None for lines in weight.share.lines) or any(p.dim() not in (2, 3) or id(p) in tied for p in weight.parts.values()):
             continue
         for name, part in weight.parts.items():
             new = made[id(part)] = laid_out_like(part, GatheredQuantized(local_of(part), quantizer, parts, name), part.requires_grad)

@@ -13,7 +13,7 @@ from fusible.nvte import is_quantized_type
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.shares import Share, local_of
-from fusible.quantized import DelayedScalingRequest, QuantizedTensor, Quantizer, QuantizerRole, Recipe, quantizer_for_role
+from fusible.quantized import DelayedScalingRequest, GroupedTensor, QuantizedTensor, Quantizer, QuantizerRole, Recipe, quantizer_for_role
 
 __all__ = ["HeldWeight", "WEIGHT", "check_layout", "quantized_together", "quantizer_of_weights", "weights_of_products"]
 
@@ -48,7 +48,7 @@ def weights_of_products(bound: Sequence[BoundOp], parameters: Mapping[str, Any],
     already is none."""
     for op, names in ((b.op, b.parameters) for b in bound):
         for name, own in zip(op.arg_names, names, strict=True):
-            asked, share = op.type_of(name), shares.get(own) or Share.all_of(own)
+            asked, share = op.type_of(op.parts.get(name, (name,))[0]), shares.get(own) or Share.all_of(own)
             parts = {part: parameters[part] for part in share.names if parameters.get(part) is not None}  # a buffer is no parameter
             if asked is None or not is_quantized_type(asked) or len(parts) < len(share.names):
                 continue
@@ -66,8 +66,10 @@ def check_layout(module: Any, weight: HeldWeight, of: str) -> None:
 
 def quantized_together(parts: Sequence[torch.Tensor], quantizer: Quantizer, group: Any) -> list[QuantizedTensor] | None:
     """The parts of what a product takes as one, quantized as one: by the largest magnitude of all of them, and of those in the processes of
-    ``group``, where that is how ``quantizer`` scales. None where a part would cut blocks of another. Raises ``ShapeError`` for what the format does
-    not hold."""
+    ``group``, where that is how ``quantizer`` scales; of matrices that are stacked each by itself. None where a part would cut blocks of another.
+    Raises ``ShapeError`` for what the format does not hold."""
+    if parts[0].dim() == 3:
+        return [GroupedTensor.of_stack(part, quantizer) for part in parts]
     by: Any = quantizer.copy()
     if group is not None and hasattr(by, "with_amax_reduction"):
         by.with_amax_reduction, by.amax_reduction_group = True, group

@@ -39,7 +39,7 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recip
     all of them where a scale is for the whole.
 
     Raises ``ShapeError`` for a weight whose sizes the format does not hold, ``ArgumentError`` for a recipe that quantizes no weights, and
-    ``NotServedError`` for weights that ``fully_shard`` shares out, or experts that processes do, before anything is changed.
+    ``NotServedError`` for weights that ``fully_shard`` shares out, before anything is changed.
     """
     quantizer = _quantizer(fp8_dtype, recipe)
     done: dict[tuple[int, ...], list[nn.Parameter]] = {}
@@ -75,9 +75,6 @@ def _check_layout(model: nn.Module, modules: Iterable[BaseModule]) -> None:
     for module in modules:
         for weight in weights_of_products(module.local_ops(), module._parameters, module.shares):
             check_layout(module, weight, "quantize_parameters")
-        if any(local_of(p) is not p and p.dim() > 2 for p in module.parameters(recurse=False)):
-            do = "leave them in high precision, or the mesh's dimension ep out"
-            raise NotServedError(expected("experts that one process has", of=of, got=f"those of a {type(module).__name__} in parts", do=do))
 
 
 _Quantized = Callable[[str, HeldWeight, Any], list[nn.Parameter]]
@@ -105,8 +102,9 @@ def _writes(module: BaseModule, begin: str, quantized: _Quantized) -> list[Write
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """The memory that the parameters of ``model`` take as they are held: of a quantized one its values, their scales, and its copies."""
-    return sum(tensor.nbytes for parameter in model.parameters() for tensor in _tensors_of(parameter))
+    """The memory that the parameters of ``model`` take in this process as they are held: of a quantized one its values, their scales, and its
+    copies."""
+    return sum(tensor.nbytes for parameter in model.parameters() for tensor in _tensors_of(local_of(parameter)))
 
 
 def _tensors_of(parameter: torch.Tensor) -> list[torch.Tensor]:

@@ -140,17 +140,18 @@ class _Parts:
     def block(self, kind: BlockKind) -> PassMemory:
         """What a block holds, its experts included."""
         own = self._of("block", kind, self.rows)
-        own = own._replace(copies=own.copies + self._joined(kind) - self._gathered("block", kind).spared)
+        own = own._replace(copies=own.copies + self._joined(kind) - self._gathered("block", kind, self.layout.shards).spared)
         if kind.experts is None:
             return own
         experts, local = kind.experts, kind.experts.count // self.layout.ep
         routed = self._of("expert", kind, self.rows * experts.chosen)
+        copies = own.copies + local * (routed.copies - self._gathered("expert", kind, self.layout.expert_shards).spared)
         arrived = routed.kept + self.rows * experts.chosen * self.architecture.hidden * self.dtype.itemsize
-        return PassMemory(own.copies + local * routed.copies, own.kept + arrived, own.y, own.backward + routed.backward, own.written + routed.written)
+        return PassMemory(copies, own.kept + arrived, own.y, own.backward + routed.backward, own.written + routed.written)
 
     def head(self) -> PassMemory:
         own, kind = self._of("head", self.architecture.kinds[0], self.rows), self.architecture.kinds[0]
-        return own._replace(copies=own.copies - self._gathered("head", kind).spared)
+        return own._replace(copies=own.copies - self._gathered("head", kind, self.layout.shards).spared)
 
     def sharded(self, kind: BlockKind) -> float:
         """The parameters of a block that the process has."""
@@ -164,14 +165,17 @@ class _Parts:
             return 0
         each: list[float] = []
         for kind in self.architecture.kinds:
-            own, experts = self._parameters(kind)
-            router = own - elements(self._plan("block", kind).ops)
-            each.append(self._gathered("block", kind).nbytes + (router + experts * (self.layout.expert_shards > 1)) * self.dtype.itemsize)
+            whole = self._gathered("block", kind, self.layout.shards).nbytes
+            if kind.experts is not None:
+                whole += kind.experts.count * self.architecture.hidden * self.dtype.itemsize
+            if kind.experts is not None and self.layout.expert_shards > 1:
+                whole += kind.experts.count // self.layout.ep * self._gathered("expert", kind, self.layout.expert_shards).nbytes
+            each.append(whole)
         table = math.ceil(self.architecture.vocabulary / self.layout.tp) * self.architecture.hidden * self.dtype.itemsize
-        return round(2 * max(each) + first * table + last * self._gathered("head", self.architecture.kinds[0]).nbytes)
+        return round(2 * max(each) + first * table + last * self._gathered("head", self.architecture.kinds[0], self.layout.shards).nbytes)
 
-    def _gathered(self, part: Part, kind: BlockKind) -> Gathered:
-        return gathered(part, self.architecture, kind, self.layout, self.recipe, self.dtype, self.layout.shards)
+    def _gathered(self, part: Part, kind: BlockKind, shards: int) -> Gathered:
+        return gathered(part, self.architecture, kind, self.layout, self.recipe, self.dtype, shards)
 
     def _parameters(self, kind: BlockKind) -> tuple[int, float]:
         """Those of a block in the processes that share them out along data dimensions, together: all but experts, and experts."""

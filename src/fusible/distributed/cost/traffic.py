@@ -134,8 +134,9 @@ def _sharded(architecture: Architecture, layout: Layout, recipe: Recipe | None, 
         whole = elements(plan_of("block", architecture, kind, layout, None, dtype, DType.Float32).ops) * dtype.itemsize + router
         found.append((2, Gathered(kind.count * (of.nbytes + router), kind.count * of.amaxes, 0), kind.count * whole, layout.shards))
         if kind.experts is not None:
-            experts = kind.count * kind.experts.count * own("expert", kind, layout.expert_shards).nbytes / layout.ep
-            found.append((2, Gathered(experts, 0, 0), experts, layout.expert_shards))
+            count, of = kind.count * kind.experts.count / layout.ep, own("expert", kind, layout.expert_shards)
+            whole = elements(plan_of("expert", architecture, kind, layout, None, dtype, DType.Float32).ops) * dtype.itemsize
+            found.append((2, Gathered(count * of.nbytes, 0, 0), count * whole, layout.expert_shards))
     embedding, head = plain(math.ceil(architecture.vocabulary / layout.tp) * architecture.hidden), own("head", architecture.kinds[0], layout.shards)
     of_head = embedding.nbytes + architecture.hidden * dtype.itemsize
     return [*found, (1, embedding, embedding.nbytes, layout.shards), (1, head, of_head, layout.shards)]

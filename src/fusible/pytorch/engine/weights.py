@@ -14,7 +14,7 @@ from fusible.nvte import DType, QuantizedType, Tensor, Type, flatten, make_nvte_
 from fusible.pytorch.engine.frozen import current_frozen_weights
 from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
-from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor, Quantizer
+from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, GroupedTensor, QuantizedTensor, Quantizer
 from fusible.tex.backends.cpu import fingerprints
 
 if TYPE_CHECKING:
@@ -216,6 +216,8 @@ def _vouched(copy: WeightCopy, now: Fingerprint | None) -> bool:
 
 def _as_it_is(parameter: QuantizedTensor, type: Type) -> Tensor:
     """Its copies; of one scaled as a whole its rows, as a transposed copy may come and go, and the passes' programs are made for one or the other."""
+    if isinstance(parameter, GroupedTensor):
+        return Tensor(parameter.storage_without_autograd(), type)
     if not isinstance(parameter, Float8Tensor):
         return Tensor(parameter, type)
     if parameter._data is None:

@@ -11,6 +11,7 @@ from torch import nn
 from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, make_nvte_tensor
+from fusible.pytorch.engine.shares import local_of
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
 from fusible.pytorch.modules.initialization import Init
 from fusible.pytorch.modules.linear import default_weight_init_method
@@ -29,7 +30,7 @@ class MixtureOfExperts(BaseModule):
     arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088), or, not ``normalized``, theirs of the softmax over all logits. No token is dropped. Takes
     fp32, bf16 and fp16, and no fp64. Parameters: ``router_weight [experts, features]``; ``up_weight [experts, inner, features]``, twice ``inner`` for
     a gated ``activation``; ``down_weight [experts, features, inner]``; no biases. In 8 bits (``quantize_parameters``) each expert has its own,
-    ``up_weight0`` and so on.
+    ``up_weight0`` and so on, but for those that processes share out along ``ep``: these stay one, a ``GroupedTensor``.
 
     ``activation``: the name of one of ``tex.activations``, as ``"gelu"`` or ``"swiglu"``. ``weight_init_method`` fills a matrix and returns it, of
     each expert by itself; the default is that of ``nn.Linear``. Each expert's products are quantized by themselves, and the router's never are.
@@ -97,8 +98,8 @@ class MixtureOfExperts(BaseModule):
         self.reset_parameters()
 
     def unstacked(self) -> dict[str, Any]:
-        """See ``BaseModule``: ``up_weight0``, ``down_weight0`` and so on, views of what is one."""
-        if "up_weight" not in self._parameters:
+        """See ``BaseModule``: ``up_weight0``, ``down_weight0`` and so on, views of what is one, and not shared out by processes."""
+        if "up_weight" not in self._parameters or local_of(self.up_weight) is not self.up_weight:
             return {}
         parameters, bound, methods = dict(self._parameters), list(self._bound), dict(self.init_methods)
         init = methods["router_weight"]
