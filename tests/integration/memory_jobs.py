@@ -99,7 +99,7 @@ class Model(nn.Module):
         self.dtype = dtype
         self.embedding = nn.Embedding(of.vocabulary, of.hidden)
         linear = Linear(of.hidden, of.vocabulary, bias=False)
-        blocks = [_block(of, of.experts is not None and i % of.experts.every == 0) for i in range(of.layers)]
+        blocks = [_block(of, of.experts is not None and (i + 1) % of.experts.every == 0) for i in range(of.layers)]
         self.body = Sequential(*blocks, RMSNorm(of.hidden), linear)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
@@ -174,11 +174,11 @@ def sent_for_parameters(dimensions: Dimensions, recipe: str, low: bool, of: Arch
     return sum(found)
 
 
-def measured(dimensions: Dimensions, sequence: bool, recipe: str, low: bool, rank: int) -> dict[str, int]:
+def measured(dimensions: Dimensions, sequence: bool, recipe: str, low: bool, of: Architecture, rank: int) -> dict[str, int]:
     """Bytes of the second step of a model, by what they are for. ``low``: whether weights are gathered as the recipe quantizes them."""
     chosen, dtype = RECIPES[recipe]
     with Meter() as meter:
-        model, mesh = _laid_out(dimensions, sequence, dtype, chosen if low else None)
+        model, mesh = _laid_out(dimensions, sequence, dtype, chosen if low else None, of)
         meter.mark("weights")
         _train(model, mesh, chosen, rank, meter)
     now, most = meter.now, meter.most

@@ -65,3 +65,5 @@ def show(found: list[Candidate], title: str, console: Console) -> None:
     console.print(table)
     best = found[0]
     console.print(f"The best layout: {best.layout}. A step takes {best.time.total:.2f} s; {best.time.hidden:.0%} of what is sent is hidden.")
+    if best.layout.gather_quantized:
+        console.print("Weights are gathered as the recipe quantizes them (fusible.distributed.gather_quantized).")

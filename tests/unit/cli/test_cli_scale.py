@@ -21,6 +21,9 @@ def test_the_best_layouts_are_shown(capsys: pytest.CaptureFixture[str], monkeypa
     assert (found["model"], found["gpus"], found["recipe"]) == ("llama-7b", 8, "bf16")
     assert first["time"]["total"] <= second["time"]["total"] and first["memory"]["peak"] < 80e9
     assert f"{first['time']['tokens_per_second']:,.0f}" in said and f"{first['memory']['peak'] / 1e9:,.1f}" in said
+    assert "gather_quantized" not in said and found["layouts"][0]["layout"]["gather_quantized"] is False
+    assert main(["scale", "--model", "llama-7b", "--gpus", "8", "--batch", "64", "--rows", "1", "--recipe", "current"]) == 0
+    assert "Weights are gathered as the recipe quantizes them" in capsys.readouterr().out
 
 
 def test_help_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:

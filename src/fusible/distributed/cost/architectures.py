@@ -60,6 +60,12 @@ class Architecture:
         kinds = BlockKind(self.layers - mixed, self.inner), BlockKind(mixed, self.experts.shared, self.experts)
         return tuple(kind for kind in kinds if kind.count)
 
+    @property
+    def order(self) -> list[BlockKind]:
+        """The kind of each block, from the first to the last."""
+        every = self.experts.every if self.experts is not None else 1
+        return [self.kinds[-1 if (i + 1) % every == 0 else 0] for i in range(self.layers)]
+
     @cached_property
     def block_parameters(self) -> int:
         """The parameters of one block without experts."""

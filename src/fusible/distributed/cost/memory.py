@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -163,16 +164,20 @@ class _Parts:
         and the embedding and the output, which stay whole from forward to backward."""
         if self.layout.shards == 1:
             return 0
-        each: list[float] = []
-        for kind in self.architecture.kinds:
-            whole = self._gathered("block", kind, self.layout.shards).nbytes
-            if kind.experts is not None:
-                whole += kind.experts.count * self.architecture.hidden * self.dtype.itemsize
-            if kind.experts is not None and self.layout.expert_shards > 1:
-                whole += kind.experts.count // self.layout.ep * self._gathered("expert", kind, self.layout.expert_shards).nbytes
-            each.append(whole)
+        whole = {kind: self._whole(kind) for kind in self.architecture.kinds}
+        order = self.architecture.order
+        most = max(whole[kind] + whole[following] for kind, following in pairwise(order if len(order) > 1 else 2 * order))
         table = math.ceil(self.architecture.vocabulary / self.layout.tp) * self.architecture.hidden * self.dtype.itemsize
-        return round(2 * max(each) + first * table + last * self._gathered("head", self.architecture.kinds[0], self.layout.shards).nbytes)
+        return round(most + first * table + last * self._gathered("head", self.architecture.kinds[0], self.layout.shards).nbytes)
+
+    def _whole(self, kind: BlockKind) -> float:
+        """The bytes of a block's parameters as they are gathered, those of its experts included."""
+        found, experts = self._gathered("block", kind, self.layout.shards).nbytes, kind.experts
+        if experts is None:
+            return found
+        found += experts.count * self.architecture.hidden * self.dtype.itemsize
+        sharded = self.layout.expert_shards > 1
+        return found + sharded * (experts.count // self.layout.ep * self._gathered("expert", kind, self.layout.expert_shards).nbytes)
 
     def _gathered(self, part: Part, kind: BlockKind, shards: int) -> Gathered:
         return gathered(part, self.architecture, kind, self.layout, self.recipe, self.dtype, shards)
