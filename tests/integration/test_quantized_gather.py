@@ -217,6 +217,19 @@ def are_compiled(rank: int) -> None:
     assert all(map(torch.equal, *results))
 
 
+def are_traced(rank: int) -> None:
+    """By ``torch.compile``, which no longer sees the weight of which a gradient is wanted."""
+    for name in ("current", "mxfp8"):
+        results = []
+        for recipe in (None, RECIPES[name]):
+            torch._dynamo.reset()
+            model = shared_out(made(), recipe, reshard_after_forward=True)
+            compiled: Any = torch.compile(model, backend="aot_eager")
+            results.append(trained(compiled, OPTIMIZERS["SGD"](model.parameters()), RECIPES[name], rank, 2))
+        assert all(map(torch.equal, *results)), name
+    torch._dynamo.reset()
+
+
 def train_under_the_first_fsdp(rank: int) -> None:
     """Whose flat parameter the modules' own are views of, in a pass alone or always."""
     x = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -260,6 +273,7 @@ JOBS = (
     are_saved_and_read,
     begin_on_meta,
     are_compiled,
+    are_traced,
     train_under_the_first_fsdp,
     refuse,
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from weight_writes import WIDTH, ByData, each, other, weights
 
 import fusible
@@ -240,12 +241,55 @@ def test_a_backward_whose_weights_were_written_to_raises(write: str, recipe: str
 def test_a_backward_inside_torch_compile_raises_too() -> None:
     torch._dynamo.reset()
     model = made("Sequential", DELAYED)
+    for _, _, p in weights(model):
+        p.requires_grad_(False)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with fusible.autocast(recipe=DELAYED):
         y = compiled(torch.randn(WIDTH, WIDTH, requires_grad=True))
     each(_quantized)(model)
     with pytest.raises(ArgumentError, match="parameters as they were"):
         y.sum().backward()
+    torch._dynamo.reset()
+
+
+PASSES: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
+    "xla": lambda model: model.compile("xla"),  # type: ignore[attr-defined, no-any-return]
+    "torch.compile": lambda model: torch.compile(model, backend="aot_eager"),
+    "torch.compile of what is around": lambda model: torch.compile(lambda x: model(2 * x / 2), backend="aot_eager"),
+    "module.compile": lambda model: [nn.Module.compile(model, backend="aot_eager"), model][1],
+    "checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=False),
+    "functional_call": lambda model: lambda x: torch.func.functional_call(model, dict(model.named_parameters()), (x,)),
+    "DataParallel of none": lambda model: nn.DataParallel(model),
+    "in a module": lambda model: nn.Sequential(model, nn.Identity()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's, of what goes from piece to piece
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
+@pytest.mark.parametrize("way", PASSES)
+def test_whoever_runs_the_passes_the_weights_have_their_gradients(way: str, recipe: str, kind: str) -> None:
+    """And so do those that are frozen later have none."""
+    if way == "xla":
+        pytest.importorskip("jaxlib")
+    torch._dynamo.reset()
+    results = []
+    for call in (lambda model: model, PASSES[way]):
+        model = made(kind, RECIPES[recipe])
+        run = call(model)
+        for frozen in (False, True):
+            next(weights(model))[2].requires_grad_(not frozen)
+            x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)).requires_grad_()
+            model.zero_grad()
+            torch.manual_seed(0)
+            with fusible.autocast(recipe=RECIPES[recipe]):
+                y = run(x)
+            y.square().sum().backward()
+            assert all((p.grad is not None) is p.requires_grad for p in model.parameters()), (way, frozen)
+            results.append([y.detach(), x.grad, *(p.grad for p in model.parameters() if p.requires_grad)])
+    for wanted, found in zip(results[:2], results[2:], strict=True):
+        for a, b in zip(wanted, found, strict=True):
+            torch.testing.assert_close(b, a, rtol=0, atol=(0.1 * a.abs().max().item()) if way == "xla" else 0)  # type: ignore[union-attr]
     torch._dynamo.reset()
 
 

@@ -108,11 +108,13 @@ def trained(run: Run) -> dict[str, Any]:
         training = Training(run)
         losses = [training.step(tokens[0]) for _ in range(STEPS // 2)]
         if run.saved:
-            directory = [tempfile.mkdtemp()]
-            torch.distributed.broadcast_object_list(directory)
-            dist_checkpointing.save(training.sharded_state(False), directory[0])
-            training = Training(run)
-            training.load(directory[0])
+            with tempfile.TemporaryDirectory() as own:
+                directory = [own]
+                torch.distributed.broadcast_object_list(directory)
+                dist_checkpointing.save(training.sharded_state(False), directory[0])
+                training = Training(run)
+                training.load(directory[0])
+                torch.distributed.barrier()
         losses += [training.step(tokens[0]) for _ in range(STEPS - STEPS // 2)]
     parallel_state.destroy_model_parallel()
     return {"losses": losses, "linears": linears(training.model), "products": len(products)}

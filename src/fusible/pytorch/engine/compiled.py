@@ -35,7 +35,7 @@ from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.torch_autocast import activation_of
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["breaks_graph", "handle_of", "holders_of", "traced_call"]
+__all__ = ["breaks_graph", "handle_of", "holders_of", "traced_call", "trains_quantized"]
 
 _modules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _traced: weakref.WeakValueDictionary[str, PipelineRunner] = weakref.WeakValueDictionary()
@@ -76,6 +76,15 @@ def breaks_graph(handle: str, part: int, context: str) -> bool:
         runner = _modules[handle].pipeline(part)
         runner.look_again()
         return bool(runner.uncompilable(autocast_of(context).recipe) or runner.outputs or runner.divided)
+
+
+def trains_quantized(holders: Sequence[tuple[torch.nn.Module, Sequence[str]]]) -> bool:
+    """Whether gradients are wanted of parameters that are held in 8 bits, of which the operators here give none: such a call breaks the graph, too.
+    For the compiler to trace, as ``traced_call``. A program that ``torch.export`` writes has no gradients."""
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        return False
+    parameters = [parameter_of(holder, name) for holder, names in holders for name in names]
+    return any([isinstance(tensor, QuantizedTensor) and tensor.requires_grad for tensor in parameters])
 
 
 @trace_constant

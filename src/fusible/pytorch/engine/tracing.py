@@ -10,7 +10,7 @@ import torch
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
-from fusible.pytorch.engine.compiled import breaks_graph, traced_call
+from fusible.pytorch.engine.compiled import breaks_graph, traced_call, trains_quantized
 from fusible.pytorch.engine.lowered import is_exporting, is_lowered, lowered_call
 
 __all__ = ["TracedRun"]
@@ -38,10 +38,9 @@ class TracedRun(ChainPart):
         context = self._outside if self._outside is not None and context is OUTSIDE else context
         if is_exporting() and is_lowered(runner := self._owner.pipeline(self._part), context):
             return lowered_call(runner, x, extra, call, context)
-        key = context.key
-        if breaks_graph(self._owner._handle, self._part, key):
+        key, holders = context.key, [holder for module in self._modules for holder in module.holders()]
+        if breaks_graph(self._owner._handle, self._part, key) or trains_quantized(holders):
             from fusible.pytorch.engine.untraced import call_as_it_is  # noqa: PLC0415 - for what it costs: it brings the compiler, which is there by now
 
             return call_as_it_is(self._owner, self._part, x, extra, call)
-        holders = [holder for module in self._modules for holder in module.holders()]
         return traced_call(self._owner, self._part, holders, x, extra, call.seq_lens, call.cache, key)[0]

@@ -12,7 +12,10 @@ from fusible.pytorch.engine.chain import ChainCall
 __all__ = ["call_as_it_is"]
 
 
-@torch.compiler.disable(reason="no compiler sees through operations in plain torch, what has effects, and extra outputs of a pipeline")
+_REASON = "no compiler sees through operations in plain torch, what has effects, extra outputs of a pipeline, and gradients of weights held in 8 bits"
+
+
+@torch.compiler.disable(reason=_REASON)
 def call_as_it_is(module: Any, part: int, x: torch.Tensor, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
     """Call the ``part``-th pipeline of ``module`` by ``ChainPart.in_chain``."""
     return module.pipeline(part).in_chain(x, extra, call)
