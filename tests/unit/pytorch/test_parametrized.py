@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations, parametrize
 
 from fusible import GELU, DelayedScaling, Float8CurrentScaling, LayerNorm, Linear, Sequential, autocast
@@ -119,12 +120,20 @@ TRANSFORMS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], type[FusibleErro
         "torch.func .*: expected functional_call alone",
     ),
     "jacrev": (lambda m, x: torch.func.jacrev(m)(x), NotServedError, "torch.func around .*: expected functional_call alone"),
+    "torch.jit.trace": (
+        lambda m, x: torch.no_grad()(torch.jit.trace)(m, x),
+        NotServedError,
+        "a recording of Linear -> GELU: expected torch.compile or torch.export, got torch.jit.trace",
+    ),
+    "torch.jit.trace with gradients": (lambda m, x: torch.jit.trace(lambda x: m(x), x), NotServedError, "a recording of .* got torch.jit.trace"),
+    "make_fx": (lambda m, x: make_fx(m)(x), NotServedError, "a recording of Linear -> GELU: expected torch.compile or torch.export, got make_fx"),
+    "make_fx of fake tensors": (lambda m, x: make_fx(m, tracing_mode="fake")(x), NotServedError, "a recording of .* got make_fx"),
     "dual tensors": (_dual, NotServedError, "a call of Linear -> GELU: expected tensors without tangents"),
     "dual tensors without gradients": (torch.no_grad()(_dual), NotServedError, "a call of .*: expected tensors without tangents"),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, of its derivatives in forward mode
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, of its derivatives in forward mode, too
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_other_transforms_say_what_to_do_instead(name: str) -> None:
     call, error, text = TRANSFORMS[name]

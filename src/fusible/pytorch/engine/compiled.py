@@ -83,8 +83,8 @@ def trains_quantized(holders: Sequence[tuple[torch.nn.Module, Sequence[str]]]) -
     For the compiler to trace, as ``traced_call``. A program that ``torch.export`` writes has no gradients."""
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return False
-    parameters = [parameter_of(holder, name) for holder, names in holders for name in names]
-    return any([isinstance(tensor, QuantizedTensor) and tensor.requires_grad for tensor in parameters])
+    parameters = [holder._parameters.get(name) for holder, names in holders for name in names]  # a parametrization is computed once a call
+    return any([isinstance(parameter, QuantizedTensor) and parameter.requires_grad for parameter in parameters])
 
 
 @trace_constant

@@ -20,6 +20,8 @@ from fusible.tex.operands import not_dense
 __all__ = ["check_dense", "check_transforms", "refuse", "title_of", "transforms_active"]
 
 _functions_transformed = torch._C._are_functorch_transforms_active
+_recorded = torch._C._is_tracing
+_mode_of, _PROXIES = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY
 
 _NOT_THE_ARGUMENTS = (MemoryError, RecursionError, ImportError)
 """Errors that no argument explains."""
@@ -39,13 +41,22 @@ def check_dense(x: torch.Tensor, of: str) -> None:
 
 
 def transforms_active() -> bool:
-    """Whether a transform of ``torch.func``, or a level of forward-mode derivatives, is open."""
-    return _functions_transformed() or forward_ad._current_level >= 0
+    """Whether a transform of ``torch.func``, a level of forward-mode derivatives, or a recording of torch's operations is open."""
+    return _functions_transformed() or forward_ad._current_level >= 0 or _recorder() is not None
+
+
+def _recorder() -> str | None:
+    """By what torch's operations are being recorded: it would miss what native kernels write, and its program give what happens to lie in memory. Not
+    ``torch.compile`` and ``torch.export``, for which pipelines are operators of their own."""
+    return "torch.jit.trace" if _recorded() else "make_fx" if _mode_of(_PROXIES) is not None else None
 
 
 def check_transforms(modules: Iterable[Any], tensors: Sequence[torch.Tensor]) -> None:
-    """Raise ``NotServedError`` for a call of ``modules`` inside a transform of ``torch.func`` or under forward-mode derivatives: a pass is no
-    sequence of torch operations."""
+    """Raise ``NotServedError`` for a call of ``modules`` inside a transform of ``torch.func``, under forward-mode derivatives, or where torch's
+    operations are recorded: a pass is no sequence of these."""
+    if (got := _recorder()) is not None:
+        do = "write a program by fusible.export_program"
+        raise NotServedError(expected("torch.compile or torch.export", of=f"a recording of {title_of(modules)}", got=got, do=do))
     if _functions_transformed():
         got, do = "a transform such as grad, vjp, jvp or vmap", "call torch.autograd.grad of it, and give x a batch dimension"
         raise NotServedError(expected("functional_call alone", of=f"torch.func around {title_of(modules)}", got=got, do=do))
