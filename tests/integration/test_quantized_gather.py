@@ -22,6 +22,7 @@ import fusible
 from fusible.distributed import gather_quantized, load_sharded, materialize, parallelize, save_sharded
 from fusible.distributed.quantized_gather import GatheredQuantized
 from fusible.errors import ArgumentError, DTypeError
+from fusible.pytorch.quantized_init import quantized_model_init
 from fusible.quantized import GroupedTensor, QuantizedTensor, QuantizerRole, quantizer_for_role
 
 WORLD, WIDTH, INNER = 2, 256, 512
@@ -169,6 +170,29 @@ def gather_experts_whole(rank: int) -> None:
                 assert gather.sent[:2] == 2 * [experts // WORLD * (int(of_expert * each) + scales[name]) + rest], (name, gather.sent)
 
 
+def train_what_is_held_in_8_bits(rank: int) -> None:
+    """Experts that are held as one, in 8 bits, of which each process has whole ones: steps are, to the bit, those of one process."""
+    for name, recipe in {**RECIPES, "delayed": fusible.DelayedScaling()}.items():
+        for of in ("AdamW", "FusedAdam"):
+            results = []
+            for sharded in (False, True):
+                with quantized_model_init(recipe=recipe):
+                    model = mixture()
+                if sharded:
+                    model = shared_out(model, None, reshard_after_forward=True)
+                optimizer, found = OPTIMIZERS[of](model.parameters()), list[torch.Tensor]()
+                for step in range(3):
+                    x = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(step))
+                    with fusible.autocast(recipe=recipe):
+                        y = model(x)
+                    y.float().square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    found.append(y.detach())
+                results.append(found)
+            assert all(map(torch.equal, *results)) and not torch.equal(*results[0][:2]), (name, of)
+
+
 def are_saved_and_read(rank: int, folder: str) -> None:
     """By torch's checkpoints, Fusible's own, and whole; what is read goes on as what was saved, gathered one way or the other."""
     model = shared_out(made(), CURRENT)
@@ -270,6 +294,7 @@ JOBS = (
     leave_what_does_not_divide,
     send_less,
     gather_experts_whole,
+    train_what_is_held_in_8_bits,
     are_saved_and_read,
     begin_on_meta,
     are_compiled,

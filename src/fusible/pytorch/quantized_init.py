@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 from fusible.errors import DTypeError, expected
-from fusible.quantized import DelayedScaling, DelayedScalingRequest, Float8Quantizer, Recipe, ScalingState, quantizer_for_role
+from fusible.nvte import QuantizedType
+from fusible.quantized import (
+    DelayedScaling,
+    DelayedScalingRequest,
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    GroupedTensor,
+    Recipe,
+    ScalingState,
+    quantizer_for_role,
+)
 from fusible.quantized import QuantizerRole as Role
 from fusible.tex.calls.constructors import check_constructor
 
@@ -26,7 +36,8 @@ class quantized_model_init:
     No copy in high precision is kept, unless ``preserve_high_precision_init_val``: then each has one on the CPU, which
     ``weight.get_high_precision_init_val()`` gives and ``weight.clear_high_precision_init_val()`` lets go. ``recipe`` defaults to
     ``DelayedScaling()``, whose weights are scaled by their own largest magnitude when they are made; what is written to them later is scaled by what
-    was seen before, in the iterations of the pipeline that they are called in. Contexts nest, per thread.
+    was seen before, in the iterations of the pipeline that they are called in; but for those of experts that are held as one (``MixtureOfExperts``),
+    each of which is scaled by its own largest magnitude whenever it is written. Contexts nest, per thread.
 
     Weights keep the format that they are held in, whatever recipe a call is under, as with ``quantize_parameters``: each product reads their own
     values, and the recipe says how what they are multiplied by is quantized. So a model that is held in one format is served, and trained, under any
@@ -59,6 +70,20 @@ def _delayed_quantizer(values: torch.Tensor, recipe: DelayedScaling) -> Float8Qu
     return Float8Quantizer(state.observe({"weight": amax}).advance(recipe).scale, amax.clone(), recipe.fp8_format.forward)
 
 
+def _quantized(values: torch.Tensor, quantizer: Any) -> torch.Tensor:
+    delayed = isinstance(quantizer, DelayedScalingRequest)
+    return (_delayed_quantizer(values, quantizer.recipe()) if delayed else quantizer)(values)  # type: ignore[no-any-return]
+
+
+def _stacked(values: torch.Tensor, quantizer: Any) -> GroupedTensor:
+    """Matrices that are held as one, each quantized by itself."""
+    if isinstance(quantizer, DelayedScalingRequest):
+        quantizer = Float8CurrentScalingQuantizer(quantizer.fp8_format.forward)
+    if QuantizedType.of(quantizer).per_tensor:
+        quantizer = quantizer.with_usages(rowwise=True, columnwise=False)  # products read it either way
+    return GroupedTensor.of_stack(values, quantizer)
+
+
 def current_model_init() -> quantized_model_init | None:
     """The innermost that is open in this thread."""
     return getattr(_local, "current", None)
@@ -70,15 +95,14 @@ def leave_model_inits() -> None:
 
 
 def as_parameter(weight: torch.Tensor, role: Role = _WEIGHT) -> nn.Parameter:
-    """A parameter of the values of ``weight``: quantized where a ``quantized_model_init`` is open and its recipe quantizes ``role``."""
+    """A parameter of the values of ``weight``, a matrix or a stack: quantized where a ``quantized_model_init`` is open, and its recipe quantizes
+    ``role``."""
     context = current_model_init()
     quantizer: Any = None if context is None or context.recipe is None else quantizer_for_role(context.recipe, role)
     if context is None or quantizer is None:
         return weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
     values = weight.detach()
-    if isinstance(quantizer, DelayedScalingRequest):
-        quantizer = _delayed_quantizer(values, quantizer.recipe())
-    parameter = nn.Parameter(quantizer(values))
+    parameter = nn.Parameter(_stacked(values, quantizer) if values.dim() == 3 else _quantized(values, quantizer))
     if context.preserve_high_precision_init_val:
         parameter._high_precision_init_val = values.cpu()  # type: ignore[attr-defined]
         parameter.get_high_precision_init_val = lambda: getattr(parameter, "_high_precision_init_val", None)  # type: ignore[attr-defined]

@@ -174,8 +174,8 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
     def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
         return list(zip(self.get_data_tensors(), other.get_data_tensors(), strict=True))
 
-    def _viewed(self, shape: tuple[int, ...]) -> None:
-        return None
+    def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
+        return self.get_metadata() if tuple(shape) == tuple(self.shape) else None
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str | None, pin_memory: bool) -> Any:
         (count, *member), dtype = shape or (0,), dtype or self.fake_dtype

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fusible
 from fusible.errors import ArgumentError, NotServedError, ShapeError
+from fusible.pytorch.quantized_init import quantized_model_init
+from fusible.quantized import GroupedTensor
+from fusible.quantized.saving import flatten_state_dict, unflatten_state_dict
 
 FEATURES, INNER, EXPERTS = 32, 64, 4
 RECIPES = {
@@ -252,6 +258,85 @@ def test_a_saved_model_goes_on_with_the_scales_of_its_experts() -> None:
             found(first, drawn(seed, 64), drawn(9, 64))
         second.load_state_dict(copy.deepcopy(first.state_dict()))
         assert torch.equal(first(drawn(3, 64)), second(drawn(3, 64)))
+
+
+HELD: dict[str, Any] = {**RECIPES, "nvfp4": fusible.NVFP4BlockScaling(disable_stochastic_rounding=True)}
+
+
+def held(recipe: str) -> fusible.Sequential:
+    """A mixture whose experts are held as ``recipe`` quantizes them, and get gradients."""
+    with quantized_model_init(recipe=HELD[recipe]):
+        return fusible.Sequential(fusible.Residual(fusible.RMSNorm(FEATURES), experts()))
+
+
+def step(model: nn.Module, recipe: str, seed: int, call: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
+    x = drawn(seed, 64).requires_grad_()
+    model.zero_grad()
+    with fusible.autocast(recipe=HELD[recipe]):
+        y = (call or model)(x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("recipe", HELD)
+def test_experts_are_held_in_8_bits_as_one_and_train(recipe: str) -> None:
+    """Made within ``quantized_model_init`` they are what each becomes by itself; gradients are those of weights in high precision that hold these
+    values, and steps write to them."""
+    model, plain = held(recipe), fusible.Sequential(fusible.Residual(fusible.RMSNorm(FEATURES), experts()))
+    pairs = [(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True) if p.dim() == 3]
+    wanted: Any = fusible.quantize_parameters(copy.deepcopy(plain), recipe=HELD[recipe]).get_submodule("0.1")
+    for weight, (p, _) in zip(("up_weight", "down_weight"), pairs, strict=True):
+        assert type(p) is GroupedTensor and p.requires_grad
+        assert torch.equal(p.dequantize(), torch.stack([wanted.get_parameter(f"{weight}{i}").dequantize() for i in range(EXPERTS)]))
+    assert torch.equal(model(drawn(3, 64)), fusible.quantize_parameters(copy.deepcopy(plain), recipe=HELD[recipe])(drawn(3, 64)))
+    with torch.no_grad():
+        for p, q in pairs:
+            q.copy_(p.dequantize())  # type: ignore[operator]
+    if recipe not in ("delayed", "current"):  # weights are scaled by what was seen before, or by another rounding of the same largest magnitude
+        assert all(map(torch.equal, step(model, recipe, 0), step(plain, recipe, 0)))
+    before = [p.dequantize().clone() for p, _ in pairs]
+    optimizer = fusible.FusedAdam(model.parameters(), lr=0.01)
+    losses = []
+    for seed in range(8):
+        losses.append(step(model, recipe, seed % 2)[0].square().sum().item())
+        optimizer.step()
+    assert losses[-1] < losses[0] and not any(torch.equal(p.dequantize(), b) for (p, _), b in zip(pairs, before, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's, of what goes from piece to piece
+@pytest.mark.parametrize("recipe", HELD)
+def test_experts_held_in_8_bits_go_where_others_go(recipe: str) -> None:
+    """By whoever runs the passes, into copies and files, and out of them."""
+    model, file = held(recipe), io.BytesIO()
+    step(model, recipe, 5)
+    state = copy.deepcopy(model.state_dict())
+    torch.save(model.state_dict(), file)
+    tensors = flatten_state_dict(model.state_dict())
+    wanted = step(model, recipe, 0)
+    file.seek(0)
+    ways: dict[str, Callable[[nn.Module], Any]] = {
+        "torch.compile": lambda other: torch.compile(other, backend="aot_eager"),
+        "checkpoint": lambda other: lambda x: checkpoint(other, x, use_reentrant=False),
+        "functional_call": lambda other: lambda x: torch.func.functional_call(other, dict(other.named_parameters()), (x,)),
+    }
+    others = {"saved": torch.load(file, weights_only=True), "flattened": unflatten_state_dict(*tensors)}
+    for name in (*ways, *others, "deepcopy", "pickle"):
+        torch._dynamo.reset()
+        other = held(recipe)
+        with torch.no_grad():
+            other.get_submodule("0.1").up_weight.mul_(0.5)
+        other.load_state_dict(others.get(name, state))
+        other = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}.get(name, lambda model: model)(other)
+        assert all(map(torch.equal, step(other, recipe, 0, ways[name](other) if name in ways else None), wanted)), name
+    torch._dynamo.reset()
+
+
+def test_what_experts_were_before_they_were_held_in_8_bits_is_kept_where_that_is_asked_for() -> None:
+    with quantized_model_init(recipe=HELD["mxfp8"], preserve_high_precision_init_val=True):
+        module = experts()
+    assert torch.equal(module.up_weight.get_high_precision_init_val(), experts().up_weight)
+    module.reset_parameters()
+    assert type(module.up_weight) is GroupedTensor
 
 
 def test_matrices_are_drawn_one_by_one() -> None:

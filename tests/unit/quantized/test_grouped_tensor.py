@@ -188,6 +188,8 @@ def test_a_stack_is_cut_between_its_members_and_gathered_without_loss(name: str)
     parts[0].fsdp_post_all_gather(again, given[0][1], torch.bfloat16, out=whole)
     assert same_bytes(whole, g)
     assert {field: buffers(whole)[field].data_ptr() for field in held if name in DERIVED and "columnwise" in field}.items() <= held.items()
+    viewed = g.view_as(g)  # as a DTensor gives what is local
+    assert type(viewed) is GroupedTensor and {t.data_ptr() for t in buffers(viewed).values()} == {t.data_ptr() for t in buffers(g).values()}
     parts[1].copy_(torch.ones(2, *MEMBER))
     assert same_bytes(whole, g) and torch.equal(parts[0].dequantize(), g.dequantize()[:2]), "others keep what they have"
 

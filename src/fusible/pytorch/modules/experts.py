@@ -10,15 +10,18 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import ArgumentError, expected
-from fusible.nvte import DType, make_nvte_tensor
-from fusible.pytorch.engine.shares import local_of
+from fusible.nvte import DType, Tensor, make_nvte_tensor
+from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
 from fusible.pytorch.modules.initialization import Init
 from fusible.pytorch.modules.linear import default_weight_init_method
+from fusible.pytorch.quantized_init import as_parameter
+from fusible.quantized import QuantizerRole
 from fusible.tex.activations import ACTIVATIONS
 
 __all__ = ["MixtureOfExperts"]
 
+_WEIGHT = QuantizerRole("grouped_linear", "weight")
 _BY_NAME = {row.name: row for row in ACTIVATIONS if not row.options}
 
 
@@ -30,7 +33,8 @@ class MixtureOfExperts(BaseModule):
     arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088), or, not ``normalized``, theirs of the softmax over all logits. No token is dropped. Takes
     fp32, bf16 and fp16, and no fp64. Parameters: ``router_weight [experts, features]``; ``up_weight [experts, inner, features]``, twice ``inner`` for
     a gated ``activation``; ``down_weight [experts, features, inner]``; no biases. In 8 bits (``quantize_parameters``) each expert has its own,
-    ``up_weight0`` and so on, but for those that processes share out along ``ep``: these stay one, a ``GroupedTensor``.
+    ``up_weight0`` and so on, but for those that processes share out along ``ep``: these stay one, a ``GroupedTensor``, and so are those that are made
+    within ``quantized_model_init``.
 
     ``activation``: the name of one of ``tex.activations``, as ``"gelu"`` or ``"swiglu"``. ``weight_init_method`` fills a matrix and returns it, of
     each expert by itself; the default is that of ``nn.Linear``. Each expert's products are quantized by themselves, and the router's never are.
@@ -77,11 +81,12 @@ class MixtureOfExperts(BaseModule):
         self.init_methods = {"router_weight": init, "up_weight": init.of_each, "down_weight": init.of_each}
         shapes = (experts, features), (experts, (1 + row.gated) * inner_features, features), (experts, features, inner_features)
         dtypes = router_dtype or param_dtype, param_dtype, param_dtype
-        made = [nn.Parameter(torch.empty(shape, dtype=dtype, device=device)) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        self.router_weight, self.up_weight, self.down_weight = made
+        drawn = zip(self.init_methods.values(), shapes, dtypes, strict=True)
+        made = [method(torch.empty(shape, dtype=dtype, device=device)) for method, shape, dtype in drawn]
+        self.router_weight, self.up_weight, self.down_weight = nn.Parameter(made[0]), *(as_parameter(weight, _WEIGHT) for weight in made[1:])
         if expert_bias:
             self.register_buffer("expert_bias", torch.zeros(experts, dtype=torch.float32, device=device))
-        router, up, down = (make_nvte_tensor(weight) for weight in (self.router_weight, self.up_weight, self.down_weight))
+        router, up, down = (Tensor(w, stored_type(w)) for w in (self.router_weight, self.up_weight, self.down_weight))
         options: dict[str, Any] = {"score_function": score_function, "groups": groups, "top_groups": top_groups}
         options |= {"scaling_factor": scaling_factor, "expert_bias": make_nvte_tensor(self.expert_bias) if expert_bias else None}
         options |= {} if router_dtype is None else {"weight_dtype": DType.Float32}
@@ -95,11 +100,10 @@ class MixtureOfExperts(BaseModule):
             products[1],
             ops.CombineTokens(),
         )
-        self.reset_parameters()
 
     def unstacked(self) -> dict[str, Any]:
-        """See ``BaseModule``: ``up_weight0``, ``down_weight0`` and so on, views of what is one, and not shared out by processes."""
-        if "up_weight" not in self._parameters or local_of(self.up_weight) is not self.up_weight:
+        """See ``BaseModule``: ``up_weight0``, ``down_weight0`` and so on, views of what is one, is in high precision, and not shared out."""
+        if type(self._parameters.get("up_weight")) is not nn.Parameter:
             return {}
         parameters, bound, methods = dict(self._parameters), list(self._bound), dict(self.init_methods)
         init = methods["router_weight"]
