@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from fusible.nvte.dtype import DType, QuantizedType, Type, element
 from fusible.nvte.frameworks import nvte_dtype
-from fusible.quantized import Float8TensorStorage, QuantizedTensorStorage
+from fusible.quantized import Float8TensorStorage, GroupedTensorStorage, QuantizedTensorStorage
 
 __all__ = ["Data", "Tensor", "make_nvte_tensor"]
 
@@ -75,4 +75,6 @@ def make_nvte_tensor(data: Data | Tensor) -> Tensor:
         return Tensor(data, QuantizedType(DType(int(data._fp8_dtype)), "current"))
     if isinstance(data, QuantizedTensorStorage):
         return Tensor(data, QuantizedType.of(data._quantizer).read(**data.get_usages()))
+    if isinstance(data, GroupedTensorStorage) and data.quantizer is not None:
+        return Tensor(data, QuantizedType.of(data.quantizer).read(**data.get_usages()))
     return Tensor(data, nvte_dtype(data.dtype))

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import fusible
 from fusible.pytorch.ops import BasicOperation, GroupedLinear, Sequential
+from fusible.pytorch.quantized_init import quantized_model_init
+from fusible.quantized import QuantizedTensor
 
 RECIPES = {"none": None, "delayed": fusible.DelayedScaling(), "current": fusible.Float8CurrentScaling(), "mxfp8": fusible.MXFP8BlockScaling()}
 SIZES = [torch.tensor(sizes, dtype=torch.int32) for sizes in ((32, 0, 64), (0, 96, 0), (32, 32, 32))]
@@ -253,3 +255,53 @@ def test_the_plan_names_every_group(made: Callable[[], Any]) -> None:
     runner = model._fuser() if isinstance(model, GroupedLinear) else model._arranged()[0]
     slots = runner.pipeline.state.forward
     assert {"0.x0", "0.x1", "0.x2", "0.weight0", "0.weight1", "0.weight2"} <= set(slots)
+
+
+HELD: dict[str, Any] = {
+    "delayed": RECIPES["delayed"],
+    "current": RECIPES["current"],
+    "mxfp8": RECIPES["mxfp8"],
+    "block": fusible.Float8BlockScaling(),
+    "nvfp4": fusible.NVFP4BlockScaling(disable_stochastic_rounding=True),
+}
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["one for each", "one for all"])
+@pytest.mark.parametrize("recipe", HELD)
+def test_weights_that_are_held_in_8_bits_train(recipe: str, single: bool) -> None:
+    """Results and gradients are those of weights in high precision that hold the same values, where these are quantized to the same again."""
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        return Sequential(GroupedLinear(3, WIDTH, HIDDEN, single_grouped_weight=single))
+
+    def step(model: Any) -> list[Any]:
+        x = random(1, ROWS, WIDTH).requires_grad_()
+        with fusible.autocast(recipe=HELD[recipe]):
+            y = model(x, SIZES[2])
+        y.square().sum().backward()
+        return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+    with quantized_model_init(recipe=HELD[recipe]):
+        model = made()
+    plain, file = made(), io.BytesIO()
+    held = [p for name, p in model.named_parameters() if "weight" in name]
+    assert len(held) == (1 if single else 3) and all(isinstance(p, QuantizedTensor) for p in held)
+    with torch.no_grad():
+        for p, other in zip(model.parameters(), plain.parameters(), strict=True):
+            other.copy_(p)
+    found, wanted = step(model), step(plain)
+    if recipe not in ("delayed", "current"):  # weights are scaled by what was seen before, or by another rounding of the same largest magnitude
+        assert all(map(torch.equal, found, wanted))
+    before = [p.dequantize().clone() for p in held]  # type: ignore[operator]
+    fusible.FusedAdam(model.parameters(), lr=0.01).step()
+    assert not any(torch.equal(p.dequantize(), b) for p, b in zip(held, before, strict=True))  # type: ignore[operator]
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    with quantized_model_init(recipe=HELD[recipe]):
+        other = made()
+    other.load_state_dict(torch.load(file, weights_only=True))
+    model.zero_grad()
+    assert all(map(torch.equal, step(other), step(model)))
+    other[0].reset_parameters()
+    assert all(type(p) is type(q) for p, q in zip(other.parameters(), model.parameters(), strict=True))

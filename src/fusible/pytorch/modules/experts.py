@@ -10,8 +10,7 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import ArgumentError, expected
-from fusible.nvte import DType, Tensor, make_nvte_tensor
-from fusible.pytorch.engine.weights import stored_type
+from fusible.nvte import DType, make_nvte_tensor
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
 from fusible.pytorch.modules.initialization import Init
 from fusible.pytorch.modules.linear import default_weight_init_method
@@ -86,7 +85,7 @@ class MixtureOfExperts(BaseModule):
         self.router_weight, self.up_weight, self.down_weight = nn.Parameter(made[0]), *(as_parameter(weight, _WEIGHT) for weight in made[1:])
         if expert_bias:
             self.register_buffer("expert_bias", torch.zeros(experts, dtype=torch.float32, device=device))
-        router, up, down = (Tensor(w, stored_type(w)) for w in (self.router_weight, self.up_weight, self.down_weight))
+        router, up, down = (make_nvte_tensor(weight) for weight in (self.router_weight, self.up_weight, self.down_weight))
         options: dict[str, Any] = {"score_function": score_function, "groups": groups, "top_groups": top_groups}
         options |= {"scaling_factor": scaling_factor, "expert_bias": make_nvte_tensor(self.expert_bias) if expert_bias else None}
         options |= {} if router_dtype is None else {"weight_dtype": DType.Float32}

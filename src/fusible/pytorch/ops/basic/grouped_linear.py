@@ -17,7 +17,8 @@ from fusible.pytorch.ops.basic.parameters import WithParameters
 from fusible.pytorch.ops.buffers import check_buffer, write_rows
 from fusible.pytorch.ops.op import Mode, OperationContext
 from fusible.pytorch.ops.tensors import maybe_dequantize
-from fusible.quantized import Quantizer, QuantizerRole, Recipe
+from fusible.pytorch.quantized_init import as_parameter
+from fusible.quantized import QuantizedTensor, Quantizer, QuantizerRole, Recipe
 
 __all__ = ["GRAD_INPUT_BUFFER_KEY", "GroupedLinear", "OUTPUT_BUFFER_KEY", "is_op_fuser_grouped_tensor_path_supported"]
 
@@ -26,6 +27,7 @@ OUTPUT_BUFFER_KEY = "output"
 GRAD_INPUT_BUFFER_KEY = "grad_input"
 """The keyword by which it is given memory for the gradient of its input."""
 
+_WEIGHT = QuantizerRole("grouped_linear", "weight")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -134,13 +136,19 @@ class GroupedLinear(WithParameters):
         return self.use_bias
 
     def reset_parameters(self) -> None:
-        """Draw the weights, group after group, uniform in ``+-1/sqrt(in_features)``; biases are 0. What is on the meta device is made first."""
+        """Draw the weights, group after group, uniform in ``+-1/sqrt(in_features)``; biases are 0. What is on the meta device is made first. Within
+        ``quantized_model_init`` the weights are quantized then, each by itself."""
         self._materialize()
         with torch.no_grad():
             for name in self._weight_names:
                 weight = getattr(self, name)
-                for part in weight if weight.dim() == 3 else (weight,):
+                values = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device) if isinstance(weight, QuantizedTensor) else weight
+                for part in values if values.dim() == 3 else (values,):
                     self._draw_weight(part)
+                if values is weight:
+                    setattr(self, name, as_parameter(weight, _WEIGHT))
+                else:
+                    weight.copy_(values)
             for name in self._bias_names:
                 nn.init.zeros_(getattr(self, name))
         self._mark_weights()
