@@ -3,6 +3,7 @@ backward, and the peak. And the bytes that go from process to process for parame
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import memory_jobs as jobs
@@ -11,6 +12,7 @@ from layout_jobs import Dimensions
 from process_group import Job, check, run_jobs_once
 
 from fusible.distributed.cost import Layout, Memory, memory, traffic
+from fusible.distributed.cost.gathered import gathered
 
 Case = tuple[Dimensions, bool, str, bool, str]
 """The mesh, whether rows are shared out along ``tp``, the recipe, whether weights are gathered as it quantizes them, and which model."""
@@ -109,3 +111,24 @@ def test_what_is_sent_for_parameters_is_what_is_derived(
     derived = traffic(MODELS[model], layout, jobs.RECIPES[recipe][0], jobs.TOKENS, dtype)
     for found in check(measured[size], f"{dimensions} {recipe} {low} {model}"):
         assert found == derived.dp_shard + derived.dp_replicate
+
+
+@pytest.mark.parametrize(("shards", "whole"), [(2, True), (4, True), (8, False), (3, False)])
+def test_an_expert_is_gathered_in_8_bits_where_processes_have_whole_ones(shards: int, whole: bool) -> None:
+    recipe, dtype = jobs.RECIPES["current"]
+    layout, kind = Layout(dp_shard=shards, gather_quantized=True), jobs.MIXTURE.kinds[-1]
+    assert kind.experts is not None
+    parameters = 3 * jobs.MIXTURE.hidden * kind.experts.inner
+    found = gathered("expert", jobs.MIXTURE, kind, layout, recipe, dtype, shards)
+    assert found.nbytes == (parameters + 2 * 4 if whole else 2 * parameters)  # of each of two weights a scale
+
+
+def test_two_blocks_that_follow_one_another_are_whole_at_once() -> None:
+    recipe, dtype = jobs.RECIPES["bf16"]
+    (dense, mixed), layout = jobs.MIXTURE.kinds, Layout(dp_shard=2)
+    assert jobs.MIXTURE.order == [dense, mixed] * (jobs.MIXTURE.layers // 2)
+    assert mixed.experts is not None
+    models = replace(jobs.MIXTURE, experts=replace(mixed.experts, every=1)), jobs.MIXTURE
+    each, every_other = (memory(of, layout, recipe, jobs.TOKENS, dtype).gathered for of in models)
+    experts = mixed.experts.count * (3 * jobs.MIXTURE.hidden * mixed.experts.inner + jobs.MIXTURE.hidden)
+    assert each - every_other == experts * dtype.itemsize

@@ -119,8 +119,9 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
     stay_quantized = set[str]()
     for name, (stored, _) in zip(op.arg_names, request.args[position], strict=True):
         if is_quantized_type(stored):  # a parameter that is held in 8 bits stays in them, whatever the recipe
-            stay_quantized.update(op.parts.get(name, (name,)))
-            types.update(dict.fromkeys((f"{part}_dtype" for part in op.parts.get(name, (name,))), stored))
+            parts = op.parts.get(name, (name,))
+            stay_quantized.update(parts)
+            types.update({f"{part}_dtype": stored for part in parts})
         types[f"d{name}_dtype"] = activation if is_quantized_type(stored) else element(stored)
     for name, (rowwise, columnwise) in op.with_(override=override).reads.items():
         type = types[f"{name}_dtype"]

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from fusible.errors import ArgumentError, expected
-from fusible.nvte import QuantizedType
 from fusible.pytorch.engine.shares import laid_out_like, local_of
+from fusible.pytorch.engine.weights import without_unread_copy
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.product_weights import WEIGHT, check_layout, quantized_together, quantizer_of_weights, weights_of_products
 from fusible.quantized import DelayedScalingRequest, QuantizedTensor, Quantizer, Recipe, quantizer_for_role
@@ -126,8 +126,7 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
     if isinstance(quantizer, DelayedScalingRequest):
         do = "give Float8CurrentScaling(), under whichever recipe the model is called"
         raise ArgumentError(expected("a recipe that scales weights by their own magnitudes", of=of, got=repr(recipe), do=do))
-    if QuantizedType.of(quantizer).per_tensor:
-        quantizer = quantizer.with_usages(rowwise=True, columnwise=False)  # products read it either way
+    quantizer = without_unread_copy(quantizer)
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         got = "one under fully_shard"
         raise ArgumentError(expected("a model whose parameters FSDP does not share out yet", of=of, got=got, do="call it before fully_shard"))
@@ -140,7 +139,7 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
     made: dict[int, nn.Parameter] = {}
     for _, weight in weights:
         parts = {name: len(local_of(part)) for name, part in weight.parts.items()}
-        if any(lines is not None for lines in weight.share.lines) or any(p.dim() not in (2, 3) or id(p) in tied for p in weight.parts.values()):
+        if any(lines is not None for lines in weight.share.lines) or any(id(p) in tied for p in weight.parts.values()):
             continue
         for name, part in weight.parts.items():
             new = made[id(part)] = laid_out_like(part, GatheredQuantized(local_of(part), quantizer, parts, name), part.requires_grad)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fusible.errors import DTypeError, expected
-from fusible.nvte import QuantizedType
+from fusible.pytorch.engine.weights import without_unread_copy
 from fusible.quantized import (
     DelayedScaling,
     DelayedScalingRequest,
@@ -79,9 +79,7 @@ def _stacked(values: torch.Tensor, quantizer: Any) -> GroupedTensor:
     """Matrices that are held as one, each quantized by itself."""
     if isinstance(quantizer, DelayedScalingRequest):
         quantizer = Float8CurrentScalingQuantizer(quantizer.fp8_format.forward)
-    if QuantizedType.of(quantizer).per_tensor:
-        quantizer = quantizer.with_usages(rowwise=True, columnwise=False)  # products read it either way
-    return GroupedTensor.of_stack(values, quantizer)
+    return GroupedTensor.of_stack(values, without_unread_copy(quantizer))
 
 
 def current_model_init() -> quantized_model_init | None:

@@ -45,12 +45,13 @@ def _gathered(
     nbytes, amaxes, spared = float(elements(plan.ops) * dtype.itemsize), 0, 0
     quantizer: Any = None if recipe is None else _quantizer(recipe)
     rows, parameters = held_rows(part, architecture, kind, layout), [parameter for op in plan.ops for parameter in op.args]
+    stacked = part == "expert"
+    count = 1 if stacked else shards  # an expert lies in one of them
     for place in {arg.place for arg in plan.quantized_args} if quantizer is not None else ():
         width, parts = parameters[place].shape[1], rows[place]
         if parts is None:  # of which processes take lines
             continue
-        count = 1 if part == "expert" else shards  # an expert lies in one of them
-        of_parts = [_shard(quantizer, each, width, count, stacked=part == "expert") for each in parts]
+        of_parts = [_shard(quantizer, each, width, count, stacked=stacked) for each in parts]
         if any(made is None for made in of_parts):
             continue
         for each, made in zip(parts, of_parts, strict=True):

@@ -20,7 +20,7 @@ from fusible.tex.backends.cpu import fingerprints
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "WeightCopy", "stored_key", "stored_type"]
+__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "WeightCopy", "stored_key", "stored_type", "without_unread_copy"]
 
 PLAIN = (torch.nn.Parameter, torch.Tensor)
 """Classes of parameters that are held as they are."""
@@ -212,6 +212,11 @@ def _fingerprints(chosen: Sequence[QuantizedArg], args: Sequence[torch.Tensor]) 
 def _vouched(copy: WeightCopy, now: Fingerprint | None) -> bool:
     """Whether a copy whose ``look`` is the same may be used: the bytes have the same fingerprint."""
     return now is not None and now == copy.fingerprint
+
+
+def without_unread_copy(quantizer: Quantizer) -> Quantizer:
+    """``quantizer`` of weights without the column-wise copy, where passes read the rows alone: of a tensor under one scale (``_as_it_is``)."""
+    return quantizer.with_usages(rowwise=True, columnwise=False) if QuantizedType.of(quantizer).per_tensor else quantizer
 
 
 def _as_it_is(parameter: QuantizedTensor, type: Type) -> Tensor:
