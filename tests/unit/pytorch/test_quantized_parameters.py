@@ -139,6 +139,19 @@ def test_parts_of_a_grouped_weight(name: str) -> None:
     torch.testing.assert_close(y, want, rtol=1e-5, atol=64 * torch.finfo(torch.float32).eps * 8)
 
 
+@pytest.mark.parametrize("make", [lambda: ops.Linear(128, 128), lambda: ops.GroupedLinear(2, 128, 128, single_grouped_weight=True)])
+@pytest.mark.parametrize("recipe", [fusible.MXFP8BlockScaling(), fusible.Float8BlockScaling(), fusible.NVFP4BlockScaling()])
+def test_rows_alone_have_no_gradient_of_x_and_say_so(recipe: Recipe, make: Any) -> None:
+    model = quantize_parameters(ops.Sequential(make()), recipe=recipe)
+    told = [line for line in model.explain(recipe=recipe).splitlines() if ".weight" in line]
+    assert told and all("rowwise=True, columnwise=False" in line for line in told), told
+    extra = [torch.tensor([32, 32])] if isinstance(model[0], ops.GroupedLinear) else []
+    with fusible.autocast(recipe=recipe):
+        y = model(torch.ones(64, 128, requires_grad=True), *extra)
+    with pytest.raises(ArgumentError, match="expected a columnwise copy, got only the rowwise one"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_an_op_that_takes_a_buffer_keeps_it(name: str) -> None:
     """As the router of DeepSeek's models takes what balances the load of its experts."""
