@@ -50,6 +50,18 @@ inline F32 joined(F32 sum, const float* at, bool add_to, const float* factors) {
     return add_to ? add(load(at), sum) : sum;
 }
 
+/// Each sum joined with what lies at its place. Unrolled, or the sums would go through memory on their way.
+template <bool kAddTo, bool kScales, int kHeight, int kWidth>
+inline void store_sums(const F32 (&sum)[kHeight][kWidth], float* at, std::ptrdiff_t stride, const float* factors) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kHeight; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < kWidth; ++v) {
+            float* const place = at + r * stride + v * kLanes;
+            store(place, joined(sum[r][v], place, kAddTo, kScales ? factors + v * kLanes : nullptr));
+        }
+}
+
 /// sums[r][c] (+)= the product of kHeight rows of A and the first kWidth vectors of a micro-panel of B, over `depth` units; times the `factors` of its
 /// columns, where there are any. `fetch()` is called every kFetchUnits of them.
 template <int kHeight, int kWidth = kVectors, class Fetch = FetchNothing>
@@ -74,14 +86,10 @@ inline void multiply_tile(const PackedRows& a, const std::int32_t* b, std::int64
         }
         depth -= some;
     }
-    // Unrolled, or the sums would go through memory on their way.
-#pragma GCC unroll 16
-    for (int r = 0; r < kHeight; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < kWidth; ++v) {
-            float* const at = sums + r * stride + v * kLanes;
-            store(at, joined(sum[r][v], at, add_to, factors == nullptr ? nullptr : factors + v * kLanes));
-        }
+    // One question a tile, not one a vector.
+    if (kDepth > 1 && factors != nullptr)
+        return add_to ? store_sums<true, true>(sum, sums, stride, factors) : store_sums<false, true>(sum, sums, stride, factors);
+    add_to ? store_sums<true, false>(sum, sums, stride, nullptr) : store_sums<false, false>(sum, sums, stride, nullptr);
 }
 
 /// `height` rows, at most kHeight, as multiply_tile.
