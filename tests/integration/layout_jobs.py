@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
 import fusible
+from fusible import tex
 from fusible.compute_pipeline import messages_of
 from fusible.distributed import gather_stages, gather_tensors, load_sharded, local_batch, materialize, parallelize, save_sharded, split_stages
 from fusible.errors import ArgumentError, CheckpointError, DTypeError, FusibleError, NotServedError, ShapeError
@@ -30,6 +32,7 @@ from fusible.pytorch.engine.autocast import current_autocast
 from fusible.pytorch.engine.shares import gradient_sums
 from fusible.quantized import Recipe
 from fusible.tex.backends.torch_backend import collectives
+from fusible.tex.protocol import accumulator
 
 Result = dict[str, Any]
 
@@ -135,7 +138,8 @@ def counted() -> Iterator[Counter[tuple[str, int]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "_all_gather", counting(collectives._all_gather, "all_gather", 0))
         patch.setattr(collectives, "_reduce_scatter", counting(collectives._reduce_scatter, "reduce_scatter", 1))
-        patch.setattr(dist, "all_reduce", counting(dist.all_reduce, "all_reduce", 0))
+        patch.setattr(collectives, "_all_reduce", counting(collectives._all_reduce, "all_reduce", 0))
+        patch.setattr(dist, "all_reduce", counting(dist.all_reduce, "all_reduce", 0))  # of amaxes, when a quantizer asks for it
         patch.setattr(dist, "all_to_all_single", counting(dist.all_to_all_single, "all_to_all", 0))
         patch.setattr(dist, "P2POp", passing)
         yield found
@@ -593,6 +597,50 @@ def too_few_rows(rank: int) -> None:
     with counted() as sent, pytest.raises(ShapeError, match="the rows of a sequence-parallel call of .*: expected a multiple of"):
         gpt.body(x)
     assert not sent
+
+
+def sums(rank: int) -> None:
+    """And what is gathered: of every float, waited for or not. Processes send as many bytes as rings do, and add in fp32 what has 16 bits."""
+    size = dist.get_world_size()
+    for dtype, rows in product((torch.bfloat16, torch.float16, torch.float32, torch.float64), (1, 3, 64)):
+        parts = torch.stack([torch.randn(rows * size, 5, generator=torch.Generator().manual_seed(70 + r)).to(dtype) for r in range(size)])
+        x = parts[rank].t().contiguous().t()
+        exact, absolute = parts.double().sum(0), parts.double().abs().sum(0)
+        for name in ("all_gather", "all_reduce", "reduce_scatter"):
+            with sent_by_exchange() as sent:
+                y = getattr(tex.prim, name)(x)
+                behind = tex.prim.end_collective(*getattr(tex.prim, f"begin_{name}")(x))
+            assert torch.equal(y, behind) and y.dtype == dtype and torch.equal(x, parts[rank])
+            inside = accumulator(dtype) if name == "reduce_scatter" or size == 2 else dtype
+            bound = torch.finfo(dtype).eps / 2 * exact.abs() + (size - 1) * torch.finfo(inside).eps / 2 * absolute
+            if name == "all_gather":
+                assert torch.equal(y, parts.flatten(0, 1)) and sent == ([x.nbytes] * 2 if size == 2 else [])
+            elif name == "all_reduce":
+                assert ((y.double() - exact).abs() <= bound).all() and sent == ([x.nbytes] * 2 if size == 2 else [])
+                least, most = (tex.prim.all_reduce(way * y.double(), None, "max") for way in (-1, 1))
+                assert torch.equal(-least, most)
+            else:
+                own = slice(rank * rows, (rank + 1) * rows)
+                assert ((y.double() - exact[own]).abs() <= bound[own]).all() and sent == [x.nbytes * (size - 1) // size] * 2
+    whole = torch.arange(4 * size)
+    assert torch.equal(tex.prim.reduce_scatter(whole), size * whole.chunk(size)[rank])
+    assert torch.equal(tex.prim.all_reduce(whole), size * whole) and torch.equal(tex.prim.all_reduce(torch.tensor(1.0)), torch.tensor(float(size)))
+
+
+@contextmanager
+def sent_by_exchange() -> Iterator[list[int]]:
+    """The bytes that each ``all_to_all`` sends to other processes."""
+    sent: list[int] = []
+    function = collectives._all_to_all
+
+    def counting(came: torch.Tensor, x: torch.Tensor, *splits: list[int], **options: Any) -> Any:
+        own = splits[1][dist.get_rank()] if splits else x.shape[0] // dist.get_world_size()
+        sent.append(x.nbytes - own * x[:1].nbytes)
+        return function(came, x, *splits, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_all_to_all", counting)
+        yield sent
 
 
 def one_process_is_no_layout(rank: int) -> None:

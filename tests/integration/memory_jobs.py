@@ -26,6 +26,7 @@ from fusible import GroupedQuerySelfAttention, Linear, MixtureOfExperts, Residua
 from fusible.distributed import gather_quantized, local_batch, parallelize, split_stages
 from fusible.distributed.cost import Architecture, Experts
 from fusible.quantized import Recipe
+from fusible.tex.backends.torch_backend import collectives
 
 ARCHITECTURE = Architecture(layers=4, hidden=256, heads=4, groups=2, inner=512, vocabulary=512)
 MIXTURE = replace(ARCHITECTURE, experts=Experts(count=4, chosen=2, inner=384, shared=512, every=2))
@@ -169,6 +170,7 @@ def sent_for_parameters(dimensions: Dimensions, recipe: str, low: bool, of: Arch
         ):
             name = next(name for name in names if hasattr(dist, name))  # newer releases of torch have renamed two
             patch.setattr(dist, name, counting(getattr(dist, name), whole, rounds))
+        patch.setattr(collectives, "_all_reduce", counting(collectives._all_reduce, "x", 2))
         with fusible.autocast(enabled=chosen is not None, recipe=chosen):
             loss(model(text[:, :-1]), text[:, 1:]).backward()
     return sum(found)

@@ -29,6 +29,7 @@ EACH = [
     *(jobs.scales_stay, jobs.refusals, jobs.too_few_rows, jobs.one_process_is_no_layout),
     *(jobs.a_copy_trains_as_its_model_does, jobs.a_compiler_calls_it_as_it_is, jobs.experts_without_tokens, jobs.begins_on_meta),
     jobs.embeddings,
+    jobs.sums,
     jobs.experts_chosen_by_sigmoids,
     *(jobs.stages_have_what_their_model_had, jobs.models_of_families),
 ]

@@ -3,6 +3,9 @@ alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +19,9 @@ from fusible.tex.protocol import PlannedGroup, accumulator, check_shape, process
 __all__ = ["CollectiveKernels"]
 
 # Newer releases of torch have renamed the two, and warn of the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_torch_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_torch_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_torch_all_reduce, _all_to_all = dist.all_reduce, dist.all_to_all_single
 _REDUCTIONS = ("sum", "max", "mean")
 
 
@@ -122,10 +126,76 @@ def _begin_reduce(x: Tensor, group: Any, of: str, *, reduction: str = "sum", beh
     size = _size(group, of)
     if size == 1:
         return x, None
-    result = x.to(accumulator(x.dtype) if reduction == "mean" else x.dtype, memory_format=torch.contiguous_format, copy=True)
+    own = x.to(accumulator(x.dtype) if reduction == "mean" else x.dtype).contiguous()
     kind = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
-    work = None if x.is_meta else dist.all_reduce(result, kind, group=group, async_op=behind)
+    result, work = (torch.empty_like(own), None) if x.is_meta else _all_reduce(own, kind, group=group, async_op=behind)
     return result.div_(size).to(x.dtype) if reduction == "mean" else result, work
+
+
+# On CPUs gloo's rings take a round for each process, and each round wakes threads: what is made of one `all_to_all`, which takes one round and as many
+# bytes, is there sooner. Two processes then send each other what they have; of more, sums of rows alone are made so.
+
+
+def _all_gather(whole: Tensor, x: Tensor, *, group: Any, async_op: bool) -> Any:
+    if not _of_two(x, group):
+        return _torch_all_gather(whole, x, group=group, async_op=async_op)
+    rank, parts = dist.get_rank(group), whole.view(2, *x.shape)
+    parts[rank].copy_(x)
+    return _swap(parts[1 - rank], x, group, async_op)
+
+
+def _reduce_scatter(part: Tensor, x: Tensor, *, group: Any, async_op: bool) -> Any:
+    """The process's own rows of the sum, into ``part``; on CPUs 16 bits are added up in fp32 then, and rounded once."""
+    if not (x.is_cpu and x.is_floating_point()):
+        return _torch_reduce_scatter(part, x, group=group, async_op=async_op)
+    parts = x.new_empty((x.shape[0] // part.shape[0], *part.shape))
+    return _then(_all_to_all(parts.view(x.shape), x, group=group, async_op=async_op), partial(_add_up, parts, part))
+
+
+def _all_reduce(x: Tensor, kind: Any, *, group: Any, async_op: bool) -> tuple[Tensor, Any]:
+    """The result, and what to wait for."""
+    if kind == dist.ReduceOp.SUM and _of_two(x, group):
+        other = torch.empty_like(x)
+        return other, _then(_swap(other, x, group, async_op), partial(torch.add, x, other, out=other))
+    result = x.clone()
+    return result, _torch_all_reduce(result, kind, group=group, async_op=async_op)
+
+
+def _of_two(x: Tensor, group: Any) -> bool:
+    return x.is_cpu and dist.get_world_size(group) == 2
+
+
+def _swap(came: Tensor, x: Tensor, group: Any, async_op: bool) -> Any:
+    """What the other of two processes has of ``x``, into ``came``."""
+    splits = [x.numel(), 0] if dist.get_rank(group) else [0, x.numel()]
+    return _all_to_all(came.view(-1), x.view(-1), splits, splits, group=group, async_op=async_op)
+
+
+def _add_up(parts: Tensor, into: Tensor) -> None:
+    if len(parts) == 2:
+        torch.add(parts[0], parts[1], out=into)
+    else:
+        into.copy_(parts.sum(0, dtype=accumulator(parts.dtype)))
+
+
+@dataclass(frozen=True)
+class _Then:
+    """What is done when the ``work`` of a collective that was begun is. No tuple: a replay would take it to pieces."""
+
+    work: Any
+    finish: Callable[[], object]
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.finish()
+
+
+def _then(work: Any, finish: Callable[[], object]) -> _Then | None:
+    """``finish`` when ``work`` is done; at once where it is None, for that has been waited for."""
+    if work is not None:
+        return _Then(work, finish)
+    finish()
+    return None
 
 
 def _size(group: Any, of: str) -> int:
