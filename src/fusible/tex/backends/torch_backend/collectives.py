@@ -132,8 +132,8 @@ def _begin_reduce(x: Tensor, group: Any, of: str, *, reduction: str = "sum", beh
     return result.div_(size).to(x.dtype) if reduction == "mean" else result, work
 
 
-# On CPUs gloo's rings take a round for each process, and each round wakes threads: what is made of one `all_to_all`, which takes one round and as many
-# bytes, is there sooner. Two processes then send each other what they have; of more, sums of rows alone are made so.
+# On CPUs gloo's rings take a round for each process, and a round wakes threads: one `all_to_all`, of as many bytes in one round, is there sooner. Two
+# processes send each other what they have; of more, sums of rows alone are made so.
 
 
 def _all_gather(whole: Tensor, x: Tensor, *, group: Any, async_op: bool) -> Any:
