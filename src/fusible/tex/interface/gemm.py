@@ -22,7 +22,7 @@ class GEMM:
         "A transA B transB D quantizer output_dtype bias gelu",
         A="any [* a]",
         B="any [* b]",
-        bias="real [n]",
+        bias="real",
         gelu_in="real",
         extra_output="any",
         idle="workspace workspace_size",
