@@ -126,6 +126,11 @@ class QuantizedType:
         """Whether the copies by rows and by columns are quantized apart, and so stand for other values."""
         return self.blocks is not None or isinstance(self.quantizer, HybridQuantizer)
 
+    @property
+    def by_rows_alone(self) -> bool:
+        """Whether there is no copy for products that read along columns, but values of which one could be made."""
+        return self.rowwise and not self.columnwise and self.copies_differ
+
     @cached_property
     def descriptor(self) -> Quantizer:
         """The quantizer that tex takes, for any scaling but delayed: the template, set to give bare storages with the copies of this type."""

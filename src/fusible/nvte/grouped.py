@@ -28,6 +28,7 @@ __all__ = [
     "grouped_cast_stack",
     "grouped_dbias_scaled",
     "grouped_dscales",
+    "grouped_dequantize",
     "grouped_matmul",
     "grouped_matmul_transpose",
     "grouped_pad",
@@ -93,6 +94,11 @@ def grouped_cast_stack(x: Tensor, types: Sequence[Type]) -> Tensor:
     quantizer = _quantizer_for(types)
     matrix = tex.prim.reshape(x.data, (groups * rows, columns))
     return _emit(tex.group_quantize(matrix, quantizer, groups, None, None, None, None, None), types, quantizer)
+
+
+def grouped_dequantize(x: Tensor, dtype: DType) -> Tensor:
+    """``x``, each group's ``value * scale_inv`` rounded once to ``dtype``, of equal groups or of others."""
+    return Tensor(tex.group_dequantize(x.data, dtype), dtype)
 
 
 def grouped_bgrad_cast(dy: Tensor, sizes: Tensor, types: Sequence[Type], dbias_type: DType) -> tuple[Tensor, Tensor]:

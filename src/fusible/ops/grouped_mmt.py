@@ -106,7 +106,7 @@ class GroupedMMT(Op):
         grouped, dbias = self._read_dy(dy, ctx, wants_x or wants_weight)
         dx, dweights = None, [None] * len(self.weight_names)
         if grouped is not None and wants_x:
-            weights = ctx["weight"] if "weight" in ctx else [ctx[f"weight{i}"] for i in range(self.groups)]
+            weights = self._readable(ctx["weight"] if "weight" in ctx else [ctx[f"weight{i}"] for i in range(self.groups)])
             dx = nvte.grouped_unpad(nvte.grouped_matmul(grouped, weights, nvte.element(self.dx_dtype)), sizes, self._multiple, dy.shape[0])
             dx = nvte.reshape(dx, (*leading, self.columns))
         if grouped is not None and wants_weight:
@@ -118,6 +118,12 @@ class GroupedMMT(Op):
             else:
                 self.deferred(self, x, nvte.by_columns(grouped))
         return dx, [*dweights, *self._dbiases(dbias)], self._dsides(dy, ctx)
+
+    def _readable(self, weights: Sequence[Tensor] | Tensor) -> Sequence[Tensor] | Tensor:
+        """``weights`` as the product of dx takes them: their values, where they are held by rows alone."""
+        if isinstance(weights, Tensor):
+            return nvte.grouped_dequantize(weights, self.activation) if _by_rows_alone(weights) else weights
+        return [nvte.dequantize(weight, self.activation) if _by_rows_alone(weight) else weight for weight in weights]
 
     def dweights(self, x: Tensor, dy: Tensor, sums: Mapping[str, Tensor]) -> list[Tensor | None]:
         """``dy_i.T @ x_i`` of grouped operands, for each parameter that wants it; added to what ``sums`` has of it, by slot, which is used up."""
@@ -215,6 +221,10 @@ class GroupedMMT(Op):
             scales, bias = ctx["scales"], self._bias([ctx[name] for name in self.bias_names])
             dsides[self.side_inputs[1]] = nvte.reshape(nvte.grouped_dscales(dy, ctx["sizes"], bias, nvte.element(scales.type)), scales.shape)
         return dsides
+
+
+def _by_rows_alone(weight: Tensor) -> bool:
+    return isinstance(weight.type, nvte.QuantizedType) and weight.type.by_rows_alone
 
 
 def _names(name: str, tensors: Sequence[Tensor], whole: int) -> tuple[str, ...]:

@@ -59,11 +59,11 @@ class MMT(Op):
         return ctx
 
     def _by_rows(self, type: nvte.Type) -> bool:
-        """Whether backward reads an operand's row-wise copy, as forward did. That is so where dy is not in the operand's format, so that the product
-        works on dequantized values: those of the column-wise copy, which was quantized apart, would be others."""
+        """Whether backward works on the values of an operand's row-wise copy, which forward has read: where a weight is held by rows alone, and where
+        dy is not in the operand's format, for the values of a column-wise copy, which was quantized apart, would be others."""
         if not isinstance(type, QuantizedType) or not type.rowwise or not type.copies_differ:
             return False
-        return not isinstance(self.dy_dtype, QuantizedType) or self.dy_dtype.scaling != type.scaling
+        return type.by_rows_alone or not isinstance(self.dy_dtype, QuantizedType) or self.dy_dtype.scaling != type.scaling
 
     @property
     def reads(self) -> dict[str, Reads]:

@@ -139,17 +139,38 @@ def test_parts_of_a_grouped_weight(name: str) -> None:
     torch.testing.assert_close(y, want, rtol=1e-5, atol=64 * torch.finfo(torch.float32).eps * 8)
 
 
-@pytest.mark.parametrize("make", [lambda: ops.Linear(128, 128), lambda: ops.GroupedLinear(2, 128, 128, single_grouped_weight=True)])
-@pytest.mark.parametrize("recipe", [fusible.MXFP8BlockScaling(), fusible.Float8BlockScaling(), fusible.NVFP4BlockScaling()])
-def test_rows_alone_have_no_gradient_of_x_and_say_so(recipe: Recipe, make: Any) -> None:
-    model = quantize_parameters(ops.Sequential(make()), recipe=recipe)
-    told = [line for line in model.explain(recipe=recipe).splitlines() if ".weight" in line]
+GROUPS = (32, 96)
+LAYERS: dict[str, Any] = {
+    "alone": lambda: ops.Linear(INNER, OUTER),
+    "behind a GELU": lambda: Sequential(ops.GELU(), ops.Linear(INNER, OUTER)),
+    "experts in one": lambda: ops.GroupedLinear(len(GROUPS), INNER, OUTER, single_grouped_weight=True),
+    "experts apart": lambda: ops.GroupedLinear(len(GROUPS), INNER, OUTER),
+}
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ["mxfp8", "block", "nvfp4"])
+def test_rows_alone_give_the_gradient_of_x_by_their_values(name: str, recipe: str, layers: str) -> None:
+    """As adapters behind and before them ask for it, under any recipe. dy has one magnitude, which every format has."""
+    torch.manual_seed(0)
+    model = quantize_parameters(ops.Sequential(LAYERS[layers]()), recipe=RECIPES[name][0])
+    told = [line for line in model.explain(recipe=RECIPES[name][0]).splitlines() if ".weight" in line]
     assert told and all("rowwise=True, columnwise=False" in line for line in told), told
-    extra = [torch.tensor([32, 32])] if isinstance(model[0], ops.GroupedLinear) else []
-    with fusible.autocast(recipe=recipe):
-        y = model(torch.ones(64, 128, requires_grad=True), *extra)
-    with pytest.raises(ArgumentError, match="expected a columnwise copy, got only the rowwise one"):
-        y.sum().backward()
+    x, dy = torch.randn(sum(GROUPS), INNER, requires_grad=True), 6 * torch.randint(0, 2, (sum(GROUPS), OUTER)).mul(2).sub(1).float()
+    experts = layers.startswith("experts")
+    chosen = RECIPES[recipe][0]
+    with fusible.autocast(enabled=chosen is not None, recipe=chosen):
+        model(x, *([torch.tensor(GROUPS)] if experts else [])).backward(dy)
+    weights = [p.dequantize(dtype=torch.float32).double() for p in model.parameters() if isinstance(p, QuantizedTensor)]
+    weights = [*weights[0]] if layers == "experts in one" else weights
+    parts = dy.double().split(GROUPS if experts else [sum(GROUPS)])
+    want, size = (torch.cat([f(part) @ f(w) for part, w in zip(parts, weights, strict=True)]) for f in (lambda t: t, torch.abs))
+    if layers == "behind a GELU":
+        at = x.detach().double().requires_grad_()
+        nn.functional.gelu(at, approximate="tanh").sum().backward()
+        want, size = want * at.grad, size * 2
+    assert x.grad is not None and ((x.grad - want).abs() <= (OUTER + 8) * torch.finfo(torch.float32).eps * size).all()
 
 
 @pytest.mark.parametrize("name", RECIPES)
