@@ -11,7 +11,8 @@ from pretrained_models import DECODERS, saved
 
 from fusible.models import from_pretrained
 from fusible.models.training import Corpus, Trainer, Windows, adapters_of, add_adapters, pack
-from fusible.pytorch import HighPrecision
+from fusible.models.weight_formats import WEIGHT_FORMATS
+from fusible.pytorch import Float8BlockScaling, HighPrecision, MXFP8BlockScaling, NVFP4BlockScaling
 
 LENGTHS = [5, 40, 17, 33, 2, 64, 9, 20]
 NAMES = ("deepseek_v3", "gemma2_window", "gemma3", "mixtral", "phi", "qwen2_moe")
@@ -35,6 +36,25 @@ def test_steps_of_a_family_are_those_of_transformers(name: str, tmp_path: Path) 
     losses = [adapters.step() for _ in range(2)]
     assert losses[0] == pytest.approx(wanted[0], rel=64 * EPS) and losses[1] != pytest.approx(losses[0], rel=1e-4)
     assert all(".down" in name or ".up." in name for name in adapters.parameters)
+
+
+RECIPES = {"block": Float8BlockScaling(), "mxfp8": MXFP8BlockScaling(), "nvfp4": NVFP4BlockScaling()}
+
+
+@pytest.mark.parametrize("held", RECIPES)
+@pytest.mark.parametrize("name", ["mixtral", "phi"])
+def test_adapters_train_on_a_base_in_the_format_of_the_recipe(name: str, held: str, tmp_path: Path) -> None:
+    """Experts among them. Beside the same base in high precision the adapters go the same way, but for what the recipe rounds."""
+    folder, ways = saved(name, tmp_path), []
+    for recipe in (HighPrecision(), RECIPES[held]):
+        model = from_pretrained(folder, WEIGHT_FORMATS[held])
+        model.recipe = recipe
+        add_adapters(model, 2, 4.0)
+        trainer = Trainer(model, windows(), options())
+        trainer.step()
+        ways.append([up.detach().flatten() for adapted in adapters_of(model) for up in adapted.up])
+    alike = [torch.cosine_similarity(a, b, 0).item() for a, b in zip(*ways, strict=True)]
+    assert sum(alike) / len(alike) > 0.5  # Adam's first step is the gradients' signs: 0 of others that have nothing to do with them
 
 
 def test_adapters_count_where_heads_attend_to_latents(tmp_path: Path) -> None:

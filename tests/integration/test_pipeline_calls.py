@@ -27,9 +27,11 @@ WIDTH = 128
 MODELS: dict[str, Callable[[], Sequential]] = {
     "gelu": lambda: Sequential(LayerNorm(WIDTH), Linear(WIDTH, 256), GELU(), Linear(256, WIDTH)),
     "gated": lambda: Sequential(Residual(RMSNorm(WIDTH), Linear(WIDTH, 512), SwiGLU(), Linear(256, WIDTH)), SReLU()),
-    "attention": lambda: Sequential(Residual(LayerNorm(WIDTH), Linear(WIDTH, 256), GroupedQuerySelfAttention(WIDTH, heads=4, groups=2), Linear(WIDTH, WIDTH))),
+    "attention": lambda: Sequential(
+        Residual(LayerNorm(WIDTH), Linear(WIDTH, 256), GroupedQuerySelfAttention(WIDTH, heads=4, groups=2), Linear(WIDTH, WIDTH))
+    ),
     "experts": lambda: Sequential(Residual(RMSNorm(WIDTH), MixtureOfExperts(WIDTH, 256, experts=4, top_k=2))),
-}  # fmt: skip
+}
 
 
 @contextmanager
