@@ -98,6 +98,18 @@ def _(draw: Draw) -> DrawnCall:
     return DrawnCall({"x": x, "types": [FP8[0]] * groups}, check)
 
 
+@draws("grouped_dequantize")
+def _(draw: Draw) -> DrawnCall:
+    groups, rows, columns = draw.of(1, 2, 3), 8 * draw.of(1, 2), 16 * draw.of(1, 2)
+    x, dtype = nvte.grouped_cast_stack(draw.tensor(groups, rows, columns), [draw.of(*FP8)] * groups), draw.of(*FLOATS)
+
+    def check(found: Any) -> None:
+        for value, got in zip(_members(x, [rows] * groups, columns), _members(found, [rows] * groups, columns), strict=True):
+            assert share(nvte.make_nvte_tensor(got.float()), Wanted(value, rounded=(dtype,)), None) <= 1
+
+    return DrawnCall({"x": x, "dtype": dtype}, check)
+
+
 def _experts(draw: Draw, kind: DType) -> tuple[Tensor, list[int], list[Tensor]]:
     sizes, counts = _groups(draw)
     n, k = draw.columns(), draw.columns()

@@ -33,10 +33,10 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recip
     byte), e.g. ``quantize_parameters(model, recipe=MXFP8BlockScaling())``; ``fp8_dtype`` is then the recipe's own. Under ``DelayedScaling``, too, a
     weight's one scale follows from its own largest magnitude.
 
-    What they were is not kept, and no call makes another copy. They get no gradient. Every recipe takes them as they are; outside of ``autocast``,
-    activations stay in their own precision. A weight that is quantized already stays as it is. A parameter that several modules share is quantized
-    once. Of a model that ``parallelize`` has laid out every process calls it, and quantizes its own part of each weight, by the largest magnitude in
-    all of them where a scale is for the whole.
+    What they were is not kept, and no call makes another copy. They get no gradient; that of what they are multiplied by is made of their values.
+    Every recipe takes them as they are; outside of ``autocast``, activations stay in their own precision. A weight that is quantized already stays as
+    it is. A parameter that several modules share is quantized once. Of a model that ``parallelize`` has laid out every process calls it, and
+    quantizes its own part of each weight, by the largest magnitude in all of them where a scale is for the whole.
 
     Raises ``ShapeError`` for a weight whose sizes the format does not hold, ``ArgumentError`` for a recipe that quantizes no weights, and
     ``NotServedError`` for weights that ``fully_shard`` shares out, before anything is changed.
