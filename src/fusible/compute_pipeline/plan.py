@@ -117,7 +117,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
     opaque = any(fusion.opaque for _, _, fusion in request.fused) or any(op.direct_only for op in bound)
     call_inputs = _call_inputs(bound)
     bound_types = (value for op in bound for value in vars(op).values())
-    alone = not (opaque or call_inputs or state.forward or state.backward or request.sides or request.outputs)
+    alone = not (opaque or call_inputs or request.sides or request.outputs)
     counts = [0, *accumulate(len(op.arg_names) for op in ops)]
     return Plan(
         request=request,

@@ -222,6 +222,15 @@ def test_in_8_bits_it_is_as_near_as_three_roundings_to_the_format(recipe: str) -
     assert [type(b.op) for b in module.bound_ops() if isinstance(b.op, (low, high))] == [low, high, high]
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_expert_is_a_layer_for_all_tokens(recipe: str) -> None:
+    module, dy, x = experts(1, count=1), drawn(9, 64), drawn(0, 64)
+    with fusible.autocast(recipe=RECIPES[recipe]):
+        found(module, x, dy)
+        ours = found(module, x, dy)
+    assert apart({"y": ours["y"]}, {"y": reference(module, x, dy)["y"]}) < 3 * 2.0**-4
+
+
 def test_explain_says_in_which_type_experts_multiply() -> None:
     module = experts()
     with fusible.autocast(recipe=fusible.DelayedScaling()):

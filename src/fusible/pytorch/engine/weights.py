@@ -195,13 +195,13 @@ def _records(quantizer: Any) -> bool:
 
 
 def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None) -> Any:
-    """A cheap key (address, version, dtype, shape, scales) that differs where a parameter or its scale is another than before. None on a device whose
-    scales would have to be waited for."""
+    """A cheap key (address, version, shape, scales) that differs where a parameter or its scale is another than before; its dtype is the arg's. None on
+    a device whose scales would have to be waited for."""
     if not parameter.is_cpu:
         return None
     scales = tuple([snapshot.values[slot] for slot in arg.slots]) if snapshot is not None else ()
     version = None if parameter.is_inference() else parameter._version
-    return parameter.data_ptr(), version, parameter.dtype, parameter.shape, scales
+    return parameter.data_ptr(), version, parameter.shape, scales
 
 
 def _fingerprints(chosen: Sequence[QuantizedArg], args: Sequence[torch.Tensor]) -> dict[QuantizedArg, Fingerprint]:
