@@ -62,6 +62,11 @@ def test_a_fusion_of_which_the_last_op_alone_is_missing_is_told_with_what_stands
     assert "add_gelu_bwd_fused" in fused and wants.format(1, "2 is Dropout(p=0.1)") not in fused.splitlines()
 
 
+def test_a_fusion_whose_first_ops_are_not_there_is_not_told() -> None:
+    text = ops.Sequential(ops.Dropout(0.1), ops.Dropout(0.1), ops.Dropout(0.1)).explain()
+    assert text.rstrip().endswith("fusions that did not match: none came near")
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_gradient_of_an_input_is_told_where_it_is_wanted(wanted: bool) -> None:
     for first in (ops.Bias(64), ops.GELU()):
