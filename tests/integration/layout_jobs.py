@@ -604,13 +604,13 @@ def sums(rank: int) -> None:
     size = dist.get_world_size()
     for dtype, rows in product((torch.bfloat16, torch.float16, torch.float32, torch.float64), (1, 3, 64)):
         parts = torch.stack([torch.randn(rows * size, 5, generator=torch.Generator().manual_seed(70 + r)).to(dtype) for r in range(size)])
-        x = parts[rank].t().contiguous().t()
+        x = parts[rank].t().contiguous().t().requires_grad_()
         exact, absolute = parts.double().sum(0), parts.double().abs().sum(0)
         for name in ("all_gather", "all_reduce", "reduce_scatter"):
             with sent_by_exchange() as sent:
                 y = getattr(tex.prim, name)(x)
                 behind = tex.prim.end_collective(*getattr(tex.prim, f"begin_{name}")(x))
-            assert torch.equal(y, behind) and y.dtype == dtype and torch.equal(x, parts[rank])
+            assert torch.equal(y, behind) and y.dtype == dtype and torch.equal(x, parts[rank]) and not y.requires_grad
             inside = accumulator(dtype) if name == "reduce_scatter" or size == 2 else dtype
             bound = torch.finfo(dtype).eps / 2 * exact.abs() + (size - 1) * torch.finfo(inside).eps / 2 * absolute
             if name == "all_gather":

@@ -108,7 +108,7 @@ def _begin_gather(x: Tensor, group: Any, of: str, *, behind: bool = False) -> tu
     if size == 1:
         return x, None
     whole = x.new_empty((size * x.shape[0], *x.shape[1:]))
-    return whole, None if x.is_meta else _all_gather(whole, x.contiguous(), group=group, async_op=behind)
+    return whole, None if x.is_meta else _all_gather(whole, x.detach().contiguous(), group=group, async_op=behind)
 
 
 def _begin_reduce_scatter(x: Tensor, group: Any, of: str, *, behind: bool = False) -> tuple[Tensor, Any]:
@@ -118,7 +118,7 @@ def _begin_reduce_scatter(x: Tensor, group: Any, of: str, *, behind: bool = Fals
     if size == 1:
         return x, None
     part = x.new_empty((x.shape[0] // size, *x.shape[1:]))
-    return part, None if x.is_meta else _reduce_scatter(part, x.contiguous(), group=group, async_op=behind)
+    return part, None if x.is_meta else _reduce_scatter(part, x.detach().contiguous(), group=group, async_op=behind)
 
 
 def _begin_reduce(x: Tensor, group: Any, of: str, *, reduction: str = "sum", behind: bool = False) -> tuple[Tensor, Any]:
@@ -126,7 +126,7 @@ def _begin_reduce(x: Tensor, group: Any, of: str, *, reduction: str = "sum", beh
     size = _size(group, of)
     if size == 1:
         return x, None
-    own = x.to(accumulator(x.dtype) if reduction == "mean" else x.dtype).contiguous()
+    own = x.detach().to(accumulator(x.dtype) if reduction == "mean" else x.dtype).contiguous()
     kind = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     result, work = (torch.empty_like(own), None) if x.is_meta else _all_reduce(own, kind, group=group, async_op=behind)
     return result.div_(size).to(x.dtype) if reduction == "mean" else result, work
