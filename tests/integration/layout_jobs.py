@@ -602,7 +602,7 @@ def too_few_rows(rank: int) -> None:
 def sums(rank: int) -> None:
     """And what is gathered: of every float, waited for or not. Processes send as many bytes as rings do, and add in fp32 what has 16 bits."""
     size = dist.get_world_size()
-    for dtype, rows in product((torch.bfloat16, torch.float16, torch.float32, torch.float64), (1, 3, 64)):
+    for dtype, rows in product((torch.bfloat16, torch.float16, torch.float32, torch.float64), (0, 1, 3, 64)):
         parts = torch.stack([torch.randn(rows * size, 5, generator=torch.Generator().manual_seed(70 + r)).to(dtype) for r in range(size)])
         x = parts[rank].t().contiguous().t().requires_grad_()
         exact, absolute = parts.double().sum(0), parts.double().abs().sum(0)

@@ -148,7 +148,7 @@ def _reduce_scatter(part: Tensor, x: Tensor, *, group: Any, async_op: bool) -> A
     """The process's own rows of the sum, into ``part``; on CPUs 16 bits are added up in fp32 then, and rounded once."""
     if not (x.is_cpu and x.is_floating_point()):
         return _torch_reduce_scatter(part, x, group=group, async_op=async_op)
-    parts = x.new_empty((x.shape[0] // part.shape[0], *part.shape))
+    parts = x.new_empty((dist.get_world_size(group), *part.shape))
     return _then(_all_to_all(parts.view(x.shape), x, group=group, async_op=async_op), partial(_add_up, parts, part))
 
 
