@@ -15,6 +15,8 @@ from fusible.fusions import register_fusion_inference, unregister_fusion
 from fusible.ops import GELU, ReLU
 from fusible.pytorch import ops
 from fusible.pytorch.engine.call_inputs import draw_seed
+from fusible.quantized import MXFP8Quantizer, NVFP4Quantizer
+from fusible.tex import DType
 
 WIDTH = 32
 
@@ -112,6 +114,19 @@ def test_without_gradients_trainable_weights_have_no_copies_by_columns() -> None
         (plan, *_) = [plan for plan in layer._runner()._plans.values() if plan.request.args[0][0][1] == (grad and trainable)][-1:]
         usages.append((plan.quantized_args[0].type.rowwise, plan.quantized_args[0].type.columnwise))
     assert usages == [(True, False), (True, False), (True, True)]
+
+
+def test_a_weight_that_is_held_in_another_format_has_another_plan() -> None:
+    """Of the same nominal dtype: it is put in the place of the former one between two calls."""
+    torch.manual_seed(0)
+    model, x = fusible.Linear(64, 64), torch.randn(8, 64)
+    values, formats = model.weight.detach().clone(), (MXFP8Quantizer(DType.kFloat8E4M3), NVFP4Quantizer(), MXFP8Quantizer(DType.kFloat8E5M2))
+    for quantizer in (*formats, *formats):
+        model.weight = nn.Parameter(quantizer(values), requires_grad=False)
+        with torch.no_grad():
+            y = model(x)
+        wanted = torch.nn.functional.linear(x, model.weight.dequantize(), model.bias)
+        torch.testing.assert_close(y, wanted, rtol=0, atol=64 * torch.finfo(torch.float32).eps * 8)
 
 
 def test_what_is_drawn_for_a_call_is_any_of_many_numbers() -> None:
