@@ -195,8 +195,8 @@ def _records(quantizer: Any) -> bool:
 
 
 def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None) -> Any:
-    """A cheap key (address, version, shape, scales) that differs where a parameter or its scale is another than before; its dtype is the arg's. None on
-    a device whose scales would have to be waited for."""
+    """A cheap key (address, version, shape, scales) that differs where a parameter or its scale is another than before; its dtype is the arg's. None
+    on a device whose scales would have to be waited for."""
     if not parameter.is_cpu:
         return None
     scales = tuple([snapshot.values[slot] for slot in arg.slots]) if snapshot is not None else ()

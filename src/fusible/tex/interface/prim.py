@@ -266,8 +266,8 @@ class Prim:
     def prim_reduce_scatter(self, x: Tensor, group: Any = None) -> Any:
         """The process's own part of the sum over ``group``: ``[processes * n, ..] -> [n, ..]``, of which rank r gets the r-th ``n`` rows.
 
-        The sum is made in the dtype of ``x``, in whatever order the group makes it. Raises ``ShapeError`` where the processes do not divide the first
-        dimension, before any of them has communicated.
+        The sum is made in whatever order the group makes it, in the dtype of ``x`` or in a wider one, rounded once. Raises ``ShapeError`` where the
+        processes do not divide the first dimension, before any of them has communicated.
         """
 
     @function("x")
