@@ -20,6 +20,7 @@ from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.ranks import Layout, Ranks
 from fusible.cli.training.text import read_text
 from fusible.cli.training.trainer import Trainer
+from fusible.machine import keep_freed_memory
 
 __all__ = ["processes"]
 
@@ -106,6 +107,7 @@ def _trainers(options: TrainOptions, recipe: str, layout: Layout, threads: int) 
 
 
 def _train(asked: Connection, options: TrainOptions, recipe: str, layout: Layout, threads: int, rank: int, world: int, port: int) -> None:
+    keep_freed_memory()  # as the command does
     torch.set_num_threads(threads)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     ranks = Ranks(rank, world)
