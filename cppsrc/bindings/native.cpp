@@ -7,6 +7,7 @@
 
 #include "bindings/families.hpp"
 #include "runtime/level.hpp"
+#include "runtime/team.hpp"
 #include "runtime/threads.hpp"
 
 namespace fusible {
@@ -23,22 +24,9 @@ std::string compiler() {
 #endif
 }
 
-/// Offers a task to XLA's threads; run here where it has none.
-void schedule(const void* owner, void (*run)(void* task), void* task) {
-    const xla::Frame& frame = *static_cast<const xla::Frame*>(owner);
-    xla::Scheduling arguments{sizeof(xla::Scheduling), nullptr, frame.context, run, task};
-    xla::Error* const error = frame.api->schedule(&arguments);
-    if (error == nullptr) return;
-    xla::ErrorDestruction destruction{sizeof(xla::ErrorDestruction), nullptr, error};
-    frame.api->destroy_error(&destruction);
-    run(task);
-}
-
-/// Loops of a compiled call run on XLA's threads, one of which makes the call. OpenMP would start as many more for each of them, and then, having more
-/// threads than the CPU, let all sleep between two loops, those of torch's too.
-void on_xla_threads(const xla::Frame& frame, const std::function<void()>& call) {
-    const Pool pool{schedule, &frame};
-    const UsingPool using_pool(pool);
+/// XLA's threads make the calls of a compiled program, several at once.
+void in_turn(const xla::Frame&, const std::function<void()>& call) {
+    const Turn turn;
     call();
 }
 
@@ -58,7 +46,7 @@ FUSIBLE_MODULE(_native, m) {
     bind_layouts(m);
     bind_programs(m);
 
-    compiled::around() = on_xla_threads;
+    compiled::around() = in_turn;
     m.def("xla_handler", []() -> pybind11::object { return pybind11::capsule(reinterpret_cast<void*>(&compiled::handle)); });
     m.def("xla_functions", [] {
         std::vector<std::string> names;
@@ -73,7 +61,11 @@ FUSIBLE_MODULE(_native, m) {
     define(m, "set_num_threads", set_num_threads, reads<>, pybind11::arg("count"));
     m.def("get_num_threads", wrap(get_num_threads));
     m.def("has_openmp", wrap(has_openmp));
-    m.def("end_idle_threads", wrap(end_idle_threads));
+    m.def("run_with_team", [](const pybind11::function& body) {
+        pybind11::object result;
+        run_with_team([&] { result = body(); });
+        return result;
+    });
     m.def("compiler", wrap(compiler));
 }
 

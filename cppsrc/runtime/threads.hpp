@@ -14,31 +14,10 @@ int get_num_threads();
 
 bool has_openmp();
 
-/// Ends the threads of OpenMP that wait for this thread's next parallel region. They wait by spinning, for some ten milliseconds, on the processors
-/// that a compiled program's threads need. The region starts others, within a hundred microseconds.
-void end_idle_threads();
-
 /// Threads for one call. `requested` > 0 is taken as it is, up to four times the CPU's; otherwise work below 64 KiB a thread stays on fewer.
-/// One thread in a forked child (an OpenMP runtime that has run before the fork can hang there) and inside a parallel region.
+/// One thread in a forked child (an OpenMP runtime that has run before the fork can hang there) and inside a parallel region; those of the team in a
+/// compiled program's call (team.hpp).
 int threads_for(int requested, std::size_t bytes);
-
-/// Threads of somebody else, in the place of OpenMP's: `schedule(owner, run, task)` calls run(task) once, on some thread, sooner or later.
-struct Pool {
-    void (*schedule)(const void* owner, void (*run)(void* task), void* task);
-    const void* owner;
-};
-
-/// Lets the parallel loops of this thread be helped by a pool, for as long as this lives.
-class UsingPool {
-  public:
-    explicit UsingPool(const Pool& pool);
-    ~UsingPool();
-    UsingPool(const UsingPool&) = delete;
-    UsingPool& operator=(const UsingPool&) = delete;
-
-  private:
-    const Pool* former_;
-};
 
 using Task = void (*)(const void* context, std::size_t index);
 

@@ -25,6 +25,7 @@ __all__ = [
     "resident_memory",
     "return_large_blocks",
     "thread_names",
+    "usable_processors",
 ]
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -102,6 +103,11 @@ def return_large_blocks() -> bool:
 def _mallopt(parameter: int, value: int) -> bool:
     library = ctypes.CDLL(None) if os.name == "posix" else None
     return hasattr(library, "gnu_get_libc_version") and bool(library.mallopt(parameter, value))
+
+
+def usable_processors() -> int:
+    """The number of processors that the threads of this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_model() -> str:

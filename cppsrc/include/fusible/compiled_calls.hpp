@@ -264,15 +264,19 @@ inline xla::Error* refuse(const xla::Frame& frame, int code, const char* message
     return frame.api->create_error(&arguments);
 }
 
-/// What a module does around its calls: runs the last argument, perhaps on threads of XLA's (bindings/native.cpp).
+/// What a module does around its calls: runs the last argument. One call at a time: each has all the threads that kernels may use.
 using Around = void (*)(const xla::Frame& frame, const std::function<void()>& call);
 
 inline Around& around() {
-    static Around of_module = [](const xla::Frame&, const std::function<void()>& call) { call(); };
+    static Around of_module = [](const xla::Frame&, const std::function<void()>& call) {
+        static std::mutex one_at_a_time;
+        const std::lock_guard<std::mutex> alone(one_at_a_time);
+        call();
+    };
     return of_module;
 }
 
-/// Runs a call. One at a time: each has all the threads that kernels may use.
+/// Runs a call.
 inline xla::Error* handle(xla::Frame* frame) {
     if (frame->extensions != nullptr && frame->extensions->type == xla::kMetadata) {
         // XLA asks what version of the interface is understood: any, of the parts that xla_interface.hpp lists.
@@ -281,14 +285,12 @@ inline xla::Error* handle(xla::Frame* frame) {
         metadata->version.minor = frame->api->version.minor;
         return nullptr;
     }
-    static std::mutex one_at_a_time;
     try {
         const Arguments arguments(*frame);
         const std::string name = arguments.text("function");
         const auto found = functions().find(name);
         if (found == functions().end())
             throw ArgumentError(expected("a native function", "a compiled call", "'" + name + "'", "install the version that recorded the program"));
-        const std::lock_guard<std::mutex> alone(one_at_a_time);
         const DefaultArithmetic as_without_xla;
         if (arguments.has("zeroed")) zero_results(*frame, arguments.integer("zeroed"));
         around()(*frame, [&] { found->second(arguments); });

@@ -41,14 +41,6 @@ struct ErrorDestruction {
     Error* error;
 };
 
-struct Scheduling {
-    std::size_t size;
-    Extension* extensions;
-    void* context;
-    void (*task)(void* data);
-    void* data;
-};
-
 struct Api {
     std::size_t size;
     Extension* extensions;
@@ -57,8 +49,6 @@ struct Api {
     Error* (*create_error)(ErrorArguments*);
     const void* get_message;
     void (*destroy_error)(ErrorDestruction*);
-    const void* others[8];
-    Error* (*schedule)(Scheduling*);  // on a thread of XLA's
 };
 
 /// Element types, as XLA numbers them.

@@ -9,9 +9,11 @@ every call runs on one thread. Errors: ``DTypeError`` (a ``TypeError``), ``Shape
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
+
+_T = TypeVar("_T")
 
 class TensorLike(Protocol):
     """What a native function needs of a tensor; a ``torch.Tensor`` is one."""
@@ -680,8 +682,8 @@ def get_num_threads() -> int:
 def has_openmp() -> bool:
     """Whether kernels can run on several threads."""
 
-def end_idle_threads() -> None:
-    """Ends the threads of OpenMP that wait, spinning, for this thread's next parallel region, which starts others."""
+def run_with_team(body: Callable[[], _T]) -> _T:
+    """``body()``, which runs a compiled program: meanwhile the other threads of OpenMP help with the loops of the program's calls."""
 
 def compiler() -> str:
     """The compiler of this build and its version."""

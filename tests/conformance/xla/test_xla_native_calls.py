@@ -198,16 +198,7 @@ _STRUCTURES = {
     "Version": ("XLA_FFI_Api_Version", {"major": "major_version", "minor": "minor_version"}),
     "ErrorArguments": ("XLA_FFI_Error_Create_Args", {"message": "message", "code": "errc"}),
     "ErrorDestruction": ("XLA_FFI_Error_Destroy_Args", {"error": "error"}),
-    "Scheduling": ("XLA_FFI_ThreadPool_Schedule_Args", {"context": "ctx", "task": "task", "data": "data"}),
-    "Api": (
-        "XLA_FFI_Api",
-        {
-            "version": "api_version",
-            "create_error": "XLA_FFI_Error_Create",
-            "destroy_error": "XLA_FFI_Error_Destroy",
-            "schedule": "XLA_FFI_ThreadPool_Schedule",
-        },
-    ),
+    "Api": ("XLA_FFI_Api", {"version": "api_version", "create_error": "XLA_FFI_Error_Create", "destroy_error": "XLA_FFI_Error_Destroy"}),
     "Buffer": ("XLA_FFI_Buffer", {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"}),
     "Text": ("XLA_FFI_ByteSpan", {"data": "ptr", "length": "len"}),
     "Number": ("XLA_FFI_Scalar", {"dtype": "dtype", "value": "value"}),

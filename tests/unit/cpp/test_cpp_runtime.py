@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from multiprocessing.connection import Connection
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 
 from fusible import cpp_extensions
 from fusible.knobs import FUSIBLE_CPU_LEVEL
-from fusible.machine import thread_names
 
 
 def _in_child(pipe: Connection, x: torch.Tensor, codes: torch.Tensor) -> None:
@@ -53,26 +51,6 @@ def test_threads_follow_torch_unless_they_are_set() -> None:
     finally:
         cpp_extensions.set_num_threads(0)
         torch.set_num_threads(before)
-
-
-@pytest.mark.skipif(not cpp_extensions.available or not cpp_extensions.has_openmp() or thread_names() is None, reason="threads cannot be counted")
-def test_idle_threads_end_and_the_next_region_has_others() -> None:
-    x = torch.linspace(-500, 500, 400_000)
-    first, again = torch.empty(2, 400_000, dtype=torch.uint8)
-
-    def threads() -> int:
-        return len(thread_names() or ())
-
-    cpp_extensions.quantize(x, first, 1.0, torch.float8_e4m3fn, num_threads=6)
-    busy = threads()
-    cpp_extensions.end_idle_threads()
-    until = time.monotonic() + 20
-    while threads() > busy - 5 and time.monotonic() < until:
-        time.sleep(0.01)
-    left = threads()
-    assert left <= busy - 5
-    cpp_extensions.quantize(x, again, 1.0, torch.float8_e4m3fn, num_threads=6)
-    assert threads() >= left + 5 and torch.equal(first, again)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")

@@ -35,13 +35,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fusible.errors import ExecutionError, ForkError, expected
+from fusible.knobs import setting
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.engine import engine as engines
 from fusible.lazy.engine.engine import EngineRefusal, Types
 from fusible.lazy.engine.host import ALIGNMENT, aligned, pointer, view
 from fusible.lazy.printing import Shape
 from fusible.locks import Lock
-from fusible.machine import proc_cpuinfo
+from fusible.machine import proc_cpuinfo, usable_processors
 
 __all__ = [
     "BufferProgram",
@@ -54,6 +55,7 @@ __all__ = [
     "pass_manager",
     "place",
     "register_target",
+    "run_large_by",
     "shares",
     "when_missing",
 ]
@@ -87,13 +89,18 @@ class _Aval(NamedTuple):
     weak_type: bool = False
 
 
+_Around = Callable[[Callable[[], list[Any]]], list[Any]]
+
+
 class _State:
-    """The process's engine. ``forked`` is set in a forked child of a process that had one: a child has none of the parent's threads."""
+    """The process's engine. ``forked`` is set in a forked child of a process that had one: a child has none of the parent's threads. ``around``: what
+    runs the runs of large programs."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.engine: _Engine | None = None
         self.forked = False
+        self.around: _Around | None = None
 
     def after_fork(self) -> None:
         self.forked = self.forked or self.engine is not None
@@ -159,6 +166,13 @@ def register_target(name: str, handler: Any) -> None:
     _load()[0].register_custom_call_target(name, handler, "cpu", api_version=_TYPED)
 
 
+def run_large_by(around: _Around) -> None:
+    """Let ``around(run)``, which gives back what ``run()`` does, run each program that reads and writes ``_LARGE`` bytes or more."""
+    _STATE.around = around
+
+
+_LARGE = 1 << 18
+"""Bytes of a program's inputs and outputs, from which on threads that help are worth being woken for it."""
 _MISSING = re.compile(r"No FFI handler registered for (\S+)|No registered implementation for custom call to (\S+)")
 _finders: list[Callable[[str], None]] = []
 
@@ -190,6 +204,12 @@ def _options(more: Sequence[tuple[str, int]] = ()) -> Any:
     return options
 
 
+def _threads() -> int:
+    """How many threads the engine starts, for which it asks ``NPROC``: programs run on the caller's, too. With one more than there are processors,
+    one waits for a processor in the midst of a task, and all others for the task."""
+    return max(1, usable_processors() - 1)
+
+
 def _engine() -> _Engine:
     check_process()
     with _STATE.lock:
@@ -202,7 +222,8 @@ def _engine() -> _Engine:
                 def _to_xla_hlo_sharding(self, ndim: int) -> Any:
                     return xla.HloSharding.replicate()
 
-            client = xla.make_cpu_client(asynchronous=False)
+            with setting(NPROC=str(_threads())):
+                client = xla.make_cpu_client(asynchronous=False)
             device = client.devices()[0]
             devices, sharding = xla.DeviceList((device,)), _Sharding(device)
             _STATE.engine = _Engine(client, [device], devices, sharding, xla.batched_device_put, xla.array_result_handler, _options())
@@ -261,6 +282,7 @@ class Program(BufferProgram):
         self.outputs = tuple(outputs)
         self._binary = binary
         self._handlers = [engine.handler(_aval(*of), engine.sharding, True, True) for of in outputs]
+        self._large = sum(math.prod(shape) * of.bits for shape, of in (*self.inputs, *self.outputs)) >= 8 * _LARGE
         try:
             self._loaded = _with_targets(lambda: load(engine))
         except (RuntimeError, ValueError) as error:
@@ -270,14 +292,18 @@ class Program(BufferProgram):
         """See ``engine``. Raises ``ExecutionError`` where memory runs out, or a plugin that the program calls fails or refuses its operands."""
         if _STATE.forked:
             check_process()
+        around = _STATE.around if self._large else None
         try:
-            results = self._loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
-            for result in results:
-                result.block_until_ready()
+            return self._run(buffers) if around is None else around(lambda: self._run(buffers))
         except RuntimeError as error:
             reason = " ".join(str(error).split()).rstrip(".")
             do = "make its tensors smaller" if "RESOURCE_EXHAUSTED" in reason else "pass the plugins that it calls what they take"
             raise ExecutionError(expected("a run without failure", of="a compiled program", got=reason, do=do)) from error
+
+    def _run(self, buffers: Sequence[Any]) -> list[Any]:
+        results = self._loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
+        for result in results:
+            result.block_until_ready()
         return results
 
     def serialize(self) -> bytes:

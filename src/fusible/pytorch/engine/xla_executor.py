@@ -19,7 +19,7 @@ from fusible.lazy.engine.pjrt import host_view, shares
 from fusible.locks import Lock
 from fusible.pytorch.engine.program import Program
 from fusible.tex.backends.xla.kv_cache import in_place
-from fusible.tex.backends.xla.native import end_idle_threads, kernels_of
+from fusible.tex.backends.xla.native import kernels_of
 from fusible.tex.calls.seeds import draw_seeds, supplying
 from fusible.tex.selection.dispatch import recording_whole
 
@@ -59,7 +59,6 @@ class _Compiled:
             program, constants = self._program
             operands = [*inputs, draw_seeds(self.seeds)] if self.seeds else inputs
             placed = [self._buffer(program, i, x) for i, x in enumerate(operands)]
-            end_idle_threads()
             buffers = program.launch(placed + constants)
             for i in self._written:
                 if not inputs[i].is_contiguous() or inputs[i].data_ptr() % ALIGNMENT:

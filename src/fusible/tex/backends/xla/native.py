@@ -11,6 +11,7 @@ import numpy as np
 from fusible import cpp_extensions, lazy
 from fusible.errors import MissingModuleError, expected
 from fusible.lazy import Tensor
+from fusible.lazy.engine.pjrt import run_large_by
 from fusible.lazy.engine.plugins import full_name, is_registered, plugin_named, register_plugin
 from fusible.lazy.flat_ir import FlatIR
 from fusible.lazy.flat_ir.ops import CustomCallOp
@@ -19,7 +20,7 @@ from fusible.lazy.ops.plugin import Plugin, attribute_text
 from fusible.locks import Lock
 from fusible.tex.enums import DType
 
-__all__ = ["E8M0", "Result", "call", "dtype_number", "end_idle_threads", "kernels_of", "multiplies_halves", "register", "serves", "takes"]
+__all__ = ["E8M0", "Result", "call", "dtype_number", "kernels_of", "multiplies_halves", "register", "serves", "takes"]
 
 _NAME, _NAMESPACE, _VERSION = "native", "fusible", "1"
 """What a program calls. A version that takes other attributes has another number."""
@@ -56,13 +57,6 @@ def serves(*tensors: Tensor) -> bool:
     return cpp_extensions.available and all(map(takes, tensors)) and max(x.size for x in tensors) >= _WORTH
 
 
-def end_idle_threads() -> None:
-    """Before a program runs: OpenMP's threads, which wait by spinning, leave the processors to XLA's. A step of the demo's GPT took 41 ms with them
-    and 35 without (two threads of an EPYC)."""
-    if cpp_extensions.available:
-        cpp_extensions.end_idle_threads()
-
-
 def multiplies_halves(*operands: Tensor) -> bool:
     """Whether operands are of bfloat16 and the CPU has dot products of it. Other products of plain floats XLA makes as fast, or faster."""
     return all(x.dtype is lazy.bfloat16 for x in operands) and cpp_extensions.available and cpp_extensions.multiplies_halves()
@@ -77,6 +71,7 @@ def register() -> str:
     with _lock:
         if not is_registered(name, _VERSION):
             register_plugin(_NAME, cpp_extensions.xla_handler(), version=_VERSION, namespace=_NAMESPACE)
+            run_large_by(cpp_extensions.run_with_team)
     return plugin_named(name, _VERSION).target
 
 
