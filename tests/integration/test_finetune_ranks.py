@@ -161,7 +161,6 @@ BAD: dict[str, tuple[int, list[str], str]] = {
     "device": (2, ["--device", "meta"], "--device on several processes: expected cpu"),
     "heads": (3, ["--tensor-parallel", "3"], "expected"),
     "experts": (2, ["--expert-parallel", "2"], "expected a MixtureOfExperts"),
-    "both": (4, ["--expert-parallel", "2", "--tensor-parallel", "2"], "--expert-parallel: expected no --tensor-parallel"),
 }
 
 

@@ -25,6 +25,8 @@ SIZES = (2, 4)
 STEPS, FEW = 20, 6
 KINDS = ("mha", "gqa", "mqa")
 LOW = ("delayed", "current", "mxfp8")
+MIXED = list(product(("fp32", *LOW), (False, True)))
+"""A mixture of experts along ``tp`` alone: by what recipe, and whether rows are shared out."""
 EACH = [
     *(jobs.scales_stay, jobs.refusals, jobs.too_few_rows, jobs.one_process_is_no_layout),
     *(jobs.a_copy_trains_as_its_model_does, jobs.a_compiler_calls_it_as_it_is, jobs.experts_without_tokens, jobs.begins_on_meta),
@@ -47,6 +49,7 @@ CONTEXT = list(product(("all_to_all", "ring"), (True, False)))
 JOBS += [(f"sent {w} {c}", jobs.messages_of_context, (w, c, torch.bfloat16)) for w, c in CONTEXT]
 
 JOBS += [("sent of experts", jobs.messages_of_experts, ())]
+JOBS += [(f"moe {r} {s}", jobs.trained, ("moe", r, s, STEPS if r == "fp32" else FEW)) for r, s in MIXED]
 
 Layout = tuple[jobs.Dimensions, bool, str, bool]
 """The mesh; whether rows are shared out along ``tp``, the way along ``cp``, and whether each block is fully sharded by itself."""
@@ -60,6 +63,8 @@ LAYOUTS: dict[int, list[Layout]] = {
         ((("cp", 4),), False, "ring", False),
         ((("ep", 4),), False, "all_to_all", False),
         *(((("dp_shard", 2), ("ep", 2)), False, "all_to_all", b) for b in (False, True)),
+        *(((("ep", 2), ("tp", 2)), s, "all_to_all", False) for s in (False, True)),
+        *(((("cp", 2), ("ep", 2)), False, way, False) for way in ("all_to_all", "ring")),
     ],
 }
 LAID_OUT = [(size, layout, recipe) for size, layouts in LAYOUTS.items() for layout in layouts for recipe in ("fp32", "mxfp8")]

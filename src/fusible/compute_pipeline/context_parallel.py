@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.compute_pipeline.mixtures import of_mixtures
 from fusible.errors import ArgumentError, expected
 from fusible.ops import AllToAllAttention, ContextParallelAttention, DotProductAttention, Op, RingAttention
 from fusible.ops.messages import Communicates
@@ -23,13 +24,13 @@ def context_parallel(ops: Sequence[Op], process: Process, group: Any, way: str =
 
     Raises ``ShapeError`` where the heads of attention cannot be shared out equally, ``ArgumentError`` for an op that needs more than its own tokens.
     """
-    return [_rewritten(op, process, group, CONTEXT_PARALLEL[way]) for op in ops]
+    return [op if mixed else _rewritten(op, process, group, CONTEXT_PARALLEL[way]) for op, mixed in zip(ops, of_mixtures(ops), strict=True)]
 
 
 def _rewritten(op: Op, process: Process, group: Any, kind: type[ContextParallelAttention]) -> Op:
     if isinstance(op, DotProductAttention):
         return kind.of(op, group, process)
     if not (op.rows_alone or isinstance(op, Communicates)) or isinstance(op, OpaqueCode):
-        wanted, do = "self-attention, and ops that compute each row from that row alone", "leave out the mesh's dimension cp"
+        wanted, do = "self-attention, mixtures of experts, and ops that compute each row from that row alone", "leave out the mesh's dimension cp"
         raise ArgumentError(expected(wanted, of="a list with context parallelism", got=repr(op), do=do))
     return op

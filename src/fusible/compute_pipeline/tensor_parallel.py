@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from fusible.compute_pipeline.mixtures import of_mixtures
 from fusible.errors import ArgumentError, expected
 from fusible.ops import MMT, ColumnParallelMMT, GatherRows, Op, ParallelMMT, RowParallelMMT, ScatterRows
 from fusible.ops.protocols import OpaqueCode
@@ -69,10 +70,11 @@ def tensor_parallel(
     by_start = {span.start: span for span in spans}
     rows = RowShare(group, process, True, True) if sequence_parallel else None
     result: list[Rewritten] = []
+    mixed = of_mixtures(ops)
     while len(result) < len(ops):
         i = len(result)
         span = by_start.get(i)
-        result += [_alone(ops[i], rows)] if span is None else _of_span(ops, span, process, group, rows)
+        result += [_alone(ops[i], rows, mixed[i])] if span is None else _of_span(ops, span, process, group, rows)
     return result
 
 
@@ -100,11 +102,11 @@ def _gathers(group: Any, process: Process) -> Op:
     return GatherRows(group, process)
 
 
-def _alone(op: Op, rows: RowShare | None) -> Rewritten:
+def _alone(op: Op, rows: RowShare | None, of_mixture: bool) -> Rewritten:
     """An op whose columns are not shared out. Where each process has its own rows, the gradients of its parameters are sums over the group."""
     if rows is None:
         return Rewritten(op, dict.fromkeys(op.arg_names, Holding()))
-    if not op.rows_alone or isinstance(op, OpaqueCode):
+    if not (op.rows_alone or of_mixture) or isinstance(op, OpaqueCode):
         do = "leave out sequence_parallel, or put it between two products whose columns are shared out"
         raise ArgumentError(expected("an op that computes each row from that row alone", of="a list with sequence parallelism", got=repr(op), do=do))
     return Rewritten(op.with_(row_share=rows), dict.fromkeys(op.arg_names, Holding(partial=True)))

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from fusible.errors import NotServedError, OutOfRangeError, expected
 from fusible.pytorch.engine.parametrized import parameter_of
@@ -54,7 +55,7 @@ class VocabularyEmbedding(_Laid):
         if input.is_cpu and input.numel() and not torch.compiler.is_compiling():  # elsewhere the answer would be waited for
             self._check_tokens(input)
         parameter: Any = parameter_of(self, "weight")
-        weight, mesh = self._local(), parameter.device_mesh
+        weight, mesh = self._local(), _along_shards(parameter)
         first = mesh.get_local_rank() * -(-self.num_embeddings // mesh.size())  # as torch shares out rows
         local = input - first
         own = (local >= 0) & (local < weight.shape[0])
@@ -70,3 +71,9 @@ class VocabularyEmbedding(_Laid):
         if least < 0 or most >= self.num_embeddings:
             got, do = least if least < 0 else most, "give tokens of its vocabulary"
             raise OutOfRangeError(expected(f"tokens from 0 to {self.num_embeddings - 1}", of="an Embedding", got=got, do=do))
+
+
+def _along_shards(parameter: DTensor) -> DeviceMesh:
+    """The processes that share the rows out."""
+    mesh = parameter.device_mesh
+    return mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[parameter.placements.index(Shard(0))]]  # type: ignore[index]

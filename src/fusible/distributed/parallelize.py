@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, Rewritten, expert_parallel, tensor_parallel
+from fusible.compute_pipeline import CONTEXT_PARALLEL, Holding, expert_parallel, tensor_parallel
 from fusible.compute_pipeline import context_parallel as sequences_shared
 from fusible.distributed.embedding import VocabularyEmbedding, WholeEmbedding
 from fusible.distributed.mesh import check_mesh, size_of
@@ -33,21 +33,24 @@ __all__ = ["parallelize"]
 M = TypeVar("M", bound=nn.Module)
 
 _SERVED = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
-_Rewrite = Callable[[Sequence[BoundOp]], list[Rewritten]]
+_Placements = tuple[Shard | Replicate, ...]
+"""How a parameter is laid out along each dimension that shares parameters out."""
+_Holdings = tuple[Holding, ...]
+_HeldBy = list[Mapping[str, Holding]]
+"""How the processes along each dimension hold the parameters of an op, by their names."""
+_Rewrite = Callable[[Sequence[BoundOp]], list[tuple[Op, _HeldBy]]]
 """What becomes of the ops of a pipeline in this process."""
+_GroupOf = Callable[[tuple[str, ...]], str | None]
+"""The processes along some dimensions, by their group's name."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A parameter that comes in the place of one of a module's: ``lines`` of that one's first dimension, laid out by ``placement``."""
+    """A parameter that comes in the place of one of a module's: ``lines`` of that one's first dimension, laid out by ``placements``."""
 
     name: str
     lines: tuple[int, int] | None
-    placement: Shard | Replicate
-
-
-_WHOLE, _VOCABULARY = (_Part("weight", None, placement) for placement in (Replicate(), Shard(0)))
-"""The ways in which the weight of an embedding is held."""
+    placements: _Placements
 
 
 @dataclass
@@ -55,27 +58,66 @@ class _Changes:
     """What a module becomes."""
 
     module: BaseModule
-    ops: dict[Op, tuple[Rewritten, BoundOp]] = field(default_factory=dict)
+    ops: dict[Op, tuple[Op, _HeldBy, BoundOp]] = field(default_factory=dict)
 
-    def parameters(self) -> Iterator[tuple[Op, str, str, Holding]]:
+    def parameters(self) -> Iterator[tuple[Op, str, str, _Holdings]]:
         """Each op, the name of a parameter that it takes, the module's name of that, and how the processes hold it from now on. Buffers, which have
         no gradient and are the same in all processes, are left out."""
-        for op, (made, bound) in self.ops.items():
+        for op, (_, held, bound) in self.ops.items():
             for name, parameter in zip(op.arg_names, bound.parameters, strict=True):
                 if parameter not in self.module._buffers:
-                    yield op, name, parameter, made.holdings[name]
+                    yield op, name, parameter, tuple([holdings[name] for holdings in held])
 
 
 @dataclass(frozen=True)
 class _Place:
-    """This process among those that share a model out along a dimension. ``factor``: what gradients are multiplied by, as of ``Share``. ``laid_out``:
-    what became of parameters, by these, their lines and the placement: one that several modules hold stays one."""
+    """This process among those that share parameters out. ``mesh``: its dimensions along which they do, ``ep`` and ``tp`` or one of them.
+    ``laid_out``: what became of parameters, by these, their lines and placements: one that several modules hold stays one."""
 
     mesh: DeviceMesh
-    process: Process
-    group: Any
-    factor: float = 1.0
-    laid_out: dict[tuple[int, tuple[int, int] | None, Shard | Replicate], nn.Parameter] = field(default_factory=dict)
+    laid_out: dict[tuple[int, tuple[int, int] | None, _Placements], nn.Parameter] = field(default_factory=dict)
+    _groups: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh) -> _Place | None:
+        """None where every process has all parameters."""
+        names = [name for name in mesh.mesh_dim_names or () if name in ("ep", "tp") and size_of(mesh, name) > 1]
+        return cls(mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]) if names else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.mesh.mesh_dim_names or ()
+
+    def among(self, *names: str) -> tuple[str, ...]:
+        """Those that there are, in order."""
+        return tuple([name for name in self.names if name in names])
+
+    def process(self, names: tuple[str, ...]) -> Process:
+        """This one among those along the dimensions together."""
+        rank, size = 0, 1
+        for name in names:
+            rank, size = rank * size_of(self.mesh, name) + self.mesh.get_local_rank(name), size * size_of(self.mesh, name)
+        return Process(rank, size)
+
+    @property
+    def factor(self) -> float:
+        """What gradients are multiplied by: along ``ep`` each process has sequences of its own, and they are means over those."""
+        return 1 / size_of(self.mesh, "ep")
+
+    def whole(self, name: str) -> _Part:
+        return _Part(name, None, (Replicate(),) * len(self.names))
+
+    def sharded(self, name: str, along: Sequence[str], dim: int) -> _Part:
+        return _Part(name, None, tuple([Shard(dim) if each in along else Replicate() for each in self.names]))
+
+    def group(self, names: tuple[str, ...]) -> str | None:
+        """The processes along these dimensions; None of none. Every process asks for the same ones in the same order."""
+        if not names:
+            return None
+        if names not in self._groups:
+            alone = self.mesh if names == self.names else self.mesh[names[0]]
+            self._groups[names] = (alone if len(names) == 1 else self.mesh[names]._flatten()).get_group().group_name
+        return self._groups[names]
 
 
 def parallelize(
@@ -94,8 +136,8 @@ def parallelize(
     arXiv:2310.01889). Gradients are means over these processes as they are along ``dp_shard``, and are reduced with it.
 
     Along ``ep`` processes, each with sequences of its own (``local_batch``), share out the experts of ``MixtureOfExperts`` and exchange tokens
-    (Lepikhin et al. 2020, arXiv:2006.16668). Gradients become means over these processes in backward. It goes together with ``pp`` and the data
-    dimensions.
+    (Lepikhin et al. 2020, arXiv:2006.16668). Gradients become means over these processes in backward. Processes along ``tp`` share them out as well
+    where they share out rows (``sequence_parallel``), so that each has tokens of its own; else each computes with all of them.
 
     ``sequence_parallel``: processes along ``tp`` share out the rows of everything else too, so that what is kept for backward becomes smaller
     (Korthikanti et al. 2022, arXiv:2205.05198). ``shared_output``: where a pipeline ends in a product, y stays shared out by columns, unless a
@@ -110,10 +152,8 @@ def parallelize(
     check_mesh(mesh, _SERVED)
     if size_of(mesh, "cp") > 1:
         _check_context(model, mesh, context_parallel)
-    if size_of(mesh, "ep") > 1:
-        _share_experts(model, mesh)
-    if size_of(mesh, "tp") > 1:
-        _share_columns(model, mesh["tp"], sequence_parallel, shared_output)
+    if (place := _Place.of(mesh)) is not None:
+        _share_parameters(model, place, sequence_parallel, shared_output)
     if size_of(mesh, "cp") > 1:
         _share_sequences(model, mesh["cp"], context_parallel)
     group = _group_of(mesh)
@@ -124,54 +164,67 @@ def parallelize(
     return model
 
 
-def _share_columns(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, shared_output: bool) -> None:
-    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
-    for bound in _pipelines(model):
-        if sequence_parallel and any(b.extras is not None and None in b.extras.inputs for b in bound):
-            do = "leave out sequence_parallel, or give them by channels"
-            raise ArgumentError(expected("no extra inputs", of="a model with sequence parallelism", got="some of the caller's", do=do))
+def _share_parameters(model: nn.Module, place: _Place, sequence_parallel: bool, shared_output: bool) -> None:
+    _check_lists(model, place, sequence_parallel)
     inner = _inner_ops(model)
 
-    def rewrite(bound: Sequence[BoundOp]) -> list[Rewritten]:
-        shared = shared_output and id(bound[-1].op) not in inner
-        return tensor_parallel([b.op for b in bound], process, group, sequence_parallel=sequence_parallel, shared_output=shared)
+    def made(group: _GroupOf) -> tuple[list[_Changes], dict[nn.Embedding, _Part]]:
+        def rewrite(bound: Sequence[BoundOp]) -> list[tuple[Op, _HeldBy]]:
+            shared = shared_output and id(bound[-1].op) not in inner
+            return _rewritten([b.op for b in bound], place, group, sequence_parallel, shared)
 
-    changes = _changes(model, rewrite)
-    parts_of = {
-        id(change.module._parameters[name]): _parts(name, holding, process) for change in changes for _, _, name, holding in change.parameters()
-    }
-    embeddings = {module: _WHOLE if parts_of.get(id(module.weight)) == [_WHOLE] else _VOCABULARY for module in _embeddings(model)}
-    for module, part in embeddings.items():
-        if part is _VOCABULARY:
-            VocabularyEmbedding.check(module)
-    _check_ties(model, changes, embeddings, process)
-    place = _Place(mesh, process, group)
+        changes = _changes(model, rewrite)
+        held = {
+            id(change.module._parameters[name]): _parts(name, holdings, place) for change in changes for _, _, name, holdings in change.parameters()
+        }
+        embeddings = {module: whole if held.get(id(module.weight)) == [whole] else vocabulary for module in _embeddings(model)}
+        for module, part in embeddings.items():
+            if part != whole:
+                VocabularyEmbedding.check(module)
+        _check_ties(model, changes, embeddings, place)
+        return changes, embeddings
+
+    whole, vocabulary = place.whole("weight"), place.sharded("weight", ("tp",), 0)
+    made(lambda names: None)  # raises, before groups of several dimensions are made
+    changes, embeddings = made(place.group)
     _lay_out(model, changes, place)
     for module, part in embeddings.items():
         module.weight = _laid_out(module.weight, part, place)
         # Where what computes the logits has it whole, each process embeds all tokens, and finds the whole gradient.
-        kind = WholeEmbedding if part is _WHOLE else VocabularyEmbedding
-        kind.take(module, Share.all_of("weight"))
+        kind = WholeEmbedding if part == whole else VocabularyEmbedding
+        kind.take(module, Share(("weight",), (None,), (place.group(place.among("ep")),), place.factor))
 
 
-def _share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
-    beside = [name for name in ("cp", "tp") if size_of(mesh, name) > 1]
-    if beside:
-        got, do = " and ".join(map(repr, beside)), "leave one of them out"
-        raise NotServedError(expected("'pp', 'dp_shard' and 'dp_replicate' alone", of="a mesh with 'ep'", got=got, do=do))
-    if not any(isinstance(b.op, DispatchTokens) for bound in _pipelines(model) for b in bound):
+def _rewritten(ops: Sequence[Op], place: _Place, group: _GroupOf, sequence_parallel: bool, shared_output: bool) -> list[tuple[Op, _HeldBy]]:
+    """What becomes of a pipeline's ops, and how the processes along each dimension hold the parameters. Those that have tokens of their own share out
+    the experts: along ``ep``, and along ``tp`` where rows are shared out."""
+    found: list[Op] = list(ops)
+    whole = [dict.fromkeys(op.arg_names, Holding()) for op in ops]
+    by_name = dict.fromkeys(place.names, whole)
+    apart = place.among("ep", *(["tp"] if sequence_parallel else []))
+    if apart:
+        exchanged = expert_parallel(found, place.process(apart), group(apart))
+        found = [each.op for each in exchanged]
+        by_name |= {name: [each.holdings for each in exchanged] for name in apart}
+    if "tp" in place.names:
+        options: dict[str, Any] = {"sequence_parallel": sequence_parallel, "shared_output": shared_output}
+        shared = tensor_parallel(found, place.process(("tp",)), group(("tp",)), **options)
+        found = [each.op for each in shared]
+        # An expert is held by who computes it.
+        of_experts = [{name: h for name, h in held.items() if h.dim is not None} for held in by_name["tp"]]
+        by_name["tp"] = [{**each.holdings, **held} for each, held in zip(shared, of_experts, strict=True)]
+    return [(op, list(held)) for op, *held in zip(found, *(by_name[name] for name in place.names), strict=True)]
+
+
+def _check_lists(model: nn.Module, place: _Place, sequence_parallel: bool) -> None:
+    """Raise ``ArgumentError`` for a model that has nothing to share out, or that takes rows of which nobody says whose they are."""
+    pipelines = list(_pipelines(model))
+    if "ep" in place.names and not any(isinstance(b.op, DispatchTokens) for bound in pipelines for b in bound):
         do = "leave out the mesh's dimension ep"
         raise ArgumentError(expected("a MixtureOfExperts", of="a model that is parallelized along 'ep'", got="none", do=do))
-    mesh = mesh["ep"]
-    process, group = Process(mesh.get_local_rank(), mesh.size()), mesh.get_group().group_name
-    changes = _changes(model, lambda bound: expert_parallel([b.op for b in bound], process, group))
-    embeddings = dict.fromkeys(_embeddings(model), _WHOLE)
-    _check_ties(model, changes, embeddings, process)
-    place = _Place(mesh, process, group, 1 / process.size)
-    _lay_out(model, changes, place)
-    for module, part in embeddings.items():
-        module.weight = _laid_out(module.weight, part, place)
-        WholeEmbedding.take(module, Share(("weight",), (None,), (True,), group, 1 / process.size))
+    if "tp" in place.names and sequence_parallel and any(b.extras is not None and None in b.extras.inputs for bound in pipelines for b in bound):
+        do = "leave out sequence_parallel, or give them by channels"
+        raise ArgumentError(expected("no extra inputs", of="a model with sequence parallelism", got="some of the caller's", do=do))
 
 
 def _embeddings(model: nn.Module) -> list[nn.Embedding]:
@@ -188,17 +241,17 @@ def _embeddings(model: nn.Module) -> list[nn.Embedding]:
     return found
 
 
-def _check_ties(model: nn.Module, changes: Sequence[_Changes], embeddings: Mapping[nn.Embedding, _Part], process: Process) -> None:
+def _check_ties(model: nn.Module, changes: Sequence[_Changes], embeddings: Mapping[nn.Embedding, _Part], place: _Place) -> None:
     """Raise ``NotServedError`` where several modules hold one parameter of which they would have unlike shares: they would train apart."""
     ways = {(id(module), "weight"): [part] for module, part in embeddings.items()}
-    ways |= {(id(change.module), name): _parts(name, holding, process) for change in changes for _, _, name, holding in change.parameters()}
+    ways |= {(id(change.module), name): _parts(name, holdings, place) for change in changes for _, _, name, holdings in change.parameters()}
     first: dict[int, tuple[str, Any]] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
-            place, way = f"{path}.{name}" if path else name, ways.get((id(module), name))
-            other, like = first.setdefault(id(parameter), (place, way))
+            here, way = f"{path}.{name}" if path else name, ways.get((id(module), name))
+            other, like = first.setdefault(id(parameter), (here, way))
             if parameter is not None and like != way:
-                got, do = f"{other} and {place} as one", "give each module a parameter of its own"
+                got, do = f"{other} and {here} as one", "give each module a parameter of its own"
                 raise NotServedError(expected("parameters that all who hold one share out alike", of="a parallelized model", got=got, do=do))
 
 
@@ -241,13 +294,13 @@ def _changes(model: nn.Module, rewrite: _Rewrite) -> list[_Changes]:
     found: dict[int, _Changes] = {}
     seen: set[int] = set()
     for bound in _pipelines(model):
-        for b, made in zip(bound, rewrite(bound), strict=True):
+        for b, (op, held) in zip(bound, rewrite(bound), strict=True):
             if id(b.op) in seen:
                 do = "give each place a module of its own"
                 raise ArgumentError(expected("modules that stand at one place", of="a parallelized model", got=f"{b.op!r} at several", do=do))
             seen.add(id(b.op))
             _check_module(b)
-            found.setdefault(id(b.module), _Changes(b.module)).ops[b.op] = made, b
+            found.setdefault(id(b.module), _Changes(b.module)).ops[b.op] = op, held, b
     return list(found.values())
 
 
@@ -308,51 +361,61 @@ def _writes(change: _Changes, place: _Place) -> list[Write]:
     module = change.module
     parameters, shares = dict(module._parameters), dict(module.shares)
     local: dict[Op, dict[str, Any]] = {op: {} for op in change.ops}
-    for op, name, parameter, holding in change.parameters():
-        parts = _parts(parameter, holding, place.process)
+    for op, name, parameter, holdings in change.parameters():
+        parts = _parts(parameter, holdings, place)
         whole = parameters.pop(parameter)
         new = {part.name: _laid_out(whole, part, place) for part in parts}
         parameters |= new
-        shares[parameter] = _share(parts, holding, place)
+        shares[parameter] = _share(parts, holdings, place)
         local[op][name] = make_nvte_tensor(_shape_of(shares[parameter], new))
-    ops = {op: made.op.with_(**local[op]) if local[op] else made.op for op, (made, _) in change.ops.items()}
+    ops = {op: made.with_(**local[op]) if local[op] else made for op, (made, _, _) in change.ops.items()}
     attributes = {**module.exchanged(ops), "_parameters": parameters, "shares": shares}
     return [partial(vars(module).update, attributes)]
 
 
-def _parts(name: str, holding: Holding, process: Process) -> list[_Part]:
-    if holding.dim is None:
-        return [_Part(name, None, Replicate())]
+def _parts(name: str, holdings: _Holdings, place: _Place) -> list[_Part]:
+    """What becomes of a parameter. Several dimensions share out experts alone, which are not divided further."""
+    along = [each for each, holding in zip(place.names, holdings, strict=True) if holding.dim is not None]
+    if not along:
+        return [place.whole(name)]
+    holding, process = next(holding for holding in holdings if holding.dim is not None), place.process(tuple(along))
     if len(holding.parts) == 1 and holding.parts[0].shared(process.size):
-        return [_Part(name, None, Shard(holding.dim))]
+        assert holding.dim is not None
+        return [place.sharded(name, along, holding.dim)]
     found: list[_Part] = []
     at = 0
     for part in holding.parts:
-        placement = Shard(0) if part.shared(process.size) else Replicate()
-        found.append(_Part(f"{part.name}_{name}", (at, at + part.width), placement))
+        own = f"{part.name}_{name}"
+        made = place.sharded(own, along, 0) if part.shared(process.size) else place.whole(own)
+        found.append(replace(made, lines=(at, at + part.width)))
         at += part.width
     return found
 
 
 def _laid_out(whole: Any, part: _Part, place: _Place) -> nn.Parameter:
-    known = id(whole), part.lines, part.placement
+    known = id(whole), part.lines, part.placements
     if known not in place.laid_out:
         values = whole.detach() if part.lines is None else whole.detach()[slice(*part.lines)].clone()
-        made = nn.Parameter(distribute_tensor(values, place.mesh, [part.placement]), requires_grad=whole.requires_grad)
+        made = nn.Parameter(distribute_tensor(values, place.mesh, part.placements), requires_grad=whole.requires_grad)
         vars(made).update(vars(whole))
         place.laid_out[known] = made
     return place.laid_out[known]
 
 
-def _share(parts: Sequence[_Part], holding: Holding, place: _Place) -> Share:
+def _share(parts: Sequence[_Part], holdings: _Holdings, place: _Place) -> Share:
     lines: list[tuple[int, int] | None] = []
-    summed: list[bool] = []
+    groups: list[str | None] = []
     for i, part in enumerate(parts):
-        repeated = holding.dim is not None and isinstance(part.placement, Replicate)
-        taken = holding.parts[i].of(place.process) if repeated else None
+        taken = None
+        summed: list[str] = []
+        for along, holding, placement in zip(place.names, holdings, part.placements, strict=True):
+            repeated = holding.dim is not None and isinstance(placement, Replicate)
+            taken = holding.parts[i].of(place.process((along,))) if repeated else taken
+            if repeated if holding.dim is not None else holding.partial:
+                summed.append(along)
         lines.append(None if taken is None else (taken.start, taken.stop))
-        summed.append(repeated if holding.dim is not None else holding.partial)
-    return Share(tuple(part.name for part in parts), tuple(lines), tuple(summed), place.group, place.factor)
+        groups.append(place.group(tuple(summed)))
+    return Share(tuple(part.name for part in parts), tuple(lines), tuple(groups), place.factor)
 
 
 def _shape_of(share: Share, new: Mapping[str, Any]) -> torch.Tensor:

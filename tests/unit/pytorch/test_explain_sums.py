@@ -16,5 +16,5 @@ def test_a_message_is_named_with_its_bytes(summed: bool, line: list[str], monkey
     runner = fusible.Sequential(layer).pipeline(0)
     plan = runner.plan(torch.randn(2, 4), runner.parameters(), current_autocast(), True)
     assert runner._describe_sums(plan) == []
-    monkeypatch.setattr(runner, "_shares", [(layer, Share(("weight",), (None,), (summed,))), (layer, Share.all_of("bias"))])
+    monkeypatch.setattr(runner, "_shares", [(layer, Share(("weight",), (None,), ("0" if summed else None,))), (layer, Share.all_of("bias"))])
     assert runner._describe_sums(plan) == (["", "between processes, gradients", *line] if line else [])

@@ -18,7 +18,7 @@ class InHalves(fusible.Linear):
         halves = self.weight.detach().chunk(2)
         del self._parameters["weight"]
         self.upper, self.lower = (torch.nn.Parameter(half.clone()) for half in halves)
-        self.shares = {"weight": Share(("upper", "lower"), (None, None), (False, False))}
+        self.shares = {"weight": Share(("upper", "lower"), (None, None), (None, None))}
 
 
 def test_a_layer_may_hold_what_its_op_takes_as_several_parameters() -> None:

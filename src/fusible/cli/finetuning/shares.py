@@ -39,9 +39,6 @@ def check_shares(options: FinetuneOptions, layout: Layout) -> None:
         raise ArgumentError(expected("--data-parallel alone", of=of, got=beside[0], do=do))
     if options.device != "cpu" and layout != Layout():
         raise ArgumentError(expected("cpu", of="--device on several processes", got=repr(options.device), do="leave it out, or start one process"))
-    if layout.experts > 1 and layout.tensor > 1:
-        do = "leave one of them out"
-        raise ArgumentError(expected("no --tensor-parallel", of="--expert-parallel", got=f"{layout.tensor} of them", do=do))
 
 
 def facts_of(options: FinetuneOptions, layout: Layout, data: Data, base: Mapping[str, str], model: LanguageModel, done: int) -> dict[str, str]:

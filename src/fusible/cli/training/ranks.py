@@ -46,7 +46,7 @@ class Layout:
     """How many processes share what. ``tensor``: columns; with ``sequence`` rows too. ``context``: parts of every window, which attention sees in the
     ``way``. ``data``: each has its part of every batch; with ``shard`` they share out parameters, gradients and moments as well. ``stages``: of the
     model, through which the part of a batch goes in ``microbatches``. ``experts``: each has its part of every batch, and of every mixture's
-    experts."""
+    experts, which those that share out rows share out, too."""
 
     tensor: int = 1
     context: int = 1
@@ -101,7 +101,7 @@ class Layout:
         """Raise ``ArgumentError`` for a run that cannot be shared out so."""
         shares = [
             ("--batch", options.batch, self.batches),
-            ("--experts", options.experts, self.experts),
+            ("--experts", options.experts, self.experts * (self.tensor if self.sequence else 1)),
             ("--heads", options.heads, self.tensor),
             ("--hidden", options.hidden, self.tensor),
         ]
@@ -120,18 +120,10 @@ class Layout:
             do = "leave --executor out: a compiled program is that of one process"
             of = "--executor with --tensor-parallel, --context-parallel or --pipeline-parallel"
             raise ArgumentError(expected("eager", of=of, got=options.executor, do=do))
-        if self.experts > 1:
-            self._check_experts(options)
+        if self.experts > 1 and not options.experts:
+            raise ArgumentError(expected("--experts", of="--expert-parallel", got="none", do="give a number of experts, or leave it out"))
         if self.stages > 1:
             self._check_stages(options)
-
-    def _check_experts(self, options: TrainOptions) -> None:
-        if not options.experts:
-            raise ArgumentError(expected("--experts", of="--expert-parallel", got="none", do="give a number of experts, or leave it out"))
-        for along, count in (("tensor", self.tensor), ("context", self.context)):
-            if count > 1:
-                do = "leave one of them out"
-                raise ArgumentError(expected(f"no --{along}-parallel", of="--expert-parallel", got=f"{count} of them", do=do))
 
     def _check_stages(self, options: TrainOptions) -> None:
         blocks = 2 * options.layers

@@ -33,7 +33,7 @@ def gathered(
     ``recipe`` is ``DelayedScaling``."""
     low = recipe is not None and layout.gather_quantized and shards > 1
     if part == "expert" and kind.experts is not None:
-        low = low and kind.experts.count // layout.ep % shards == 0
+        low = low and kind.experts.count // layout.of_experts % shards == 0
     return _gathered(part, architecture, kind, layout.rewriting, recipe if low else None, dtype, shards)
 
 

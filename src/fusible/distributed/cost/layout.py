@@ -36,9 +36,9 @@ Part = Literal["block", "expert", "head"]
 class Layout:
     """How many processes share what: the sizes of a mesh's dimensions. ``sequence_parallel`` and ``context``: as of ``parallelize``.
 
-    Along ``ep`` each process has its own tokens and its share of the experts; what is no expert is sharded along it as along ``dp_shard`` and ``cp``,
-    together. Along ``pp`` processes have stages of equally many blocks. ``gather_quantized``: whether weights of products are gathered as the recipe
-    quantizes them (the function of that name).
+    Along ``ep`` each process has its own tokens and its share of the experts, and along ``tp``, too, where rows are shared out; what is no expert is
+    sharded along ``ep`` as along ``dp_shard`` and ``cp``, together. Along ``pp`` processes have stages of equally many blocks. ``gather_quantized``:
+    whether weights of products are gathered as the recipe quantizes them (the function of that name).
     """
 
     tp: int = 1
@@ -81,6 +81,11 @@ class Layout:
         return self.dp_shard * self.cp * self.ep
 
     @property
+    def of_experts(self) -> int:
+        """The processes that have tokens of their own, and each its share of the experts."""
+        return self.ep * (self.tp if self.sequence_parallel else 1)
+
+    @property
     def expert_shards(self) -> int:
         """Those that share out each parameter of an expert."""
         return self.dp_shard * self.cp
@@ -106,8 +111,8 @@ def plan_of(
 def _made(
     part: Part, architecture: Architecture, kind: BlockKind, layout: Layout, recipe: Recipe | None, dtype: torch.dtype, stored: DType, fusions: int
 ) -> Plan:
-    if part == "expert":
-        layout = Layout(tp=layout.tp)
+    if part == "expert":  # of which a process has whole ones
+        layout = Layout()
     made = _of_process(_ops(part, architecture, kind), layout, shared_output=part == "head")
     args = tuple(tuple((stored, True) for _ in op.arg_names) for op in made)
     request = PlanRequest(recipe, nvte_dtype(dtype), architecture.hidden, True, args, (True,) * len(made), True, fusions)
@@ -137,7 +142,7 @@ def _joined(architecture: Architecture, kind: BlockKind, layout: Layout) -> froz
 def held_rows(part: Part, architecture: Architecture, kind: BlockKind, layout: Layout) -> list[tuple[int, ...] | None]:
     """For each parameter of a part, in order, the rows of the tensors as which the first process holds it; None where it takes lines of one."""
     whole = _ops(part, architecture, kind)
-    if layout.tp == 1:
+    if layout.tp == 1 or part == "expert":
         return [(parameter.shape[0],) for op in whole for parameter in op.args]
     process = Process(0, layout.tp)
     found: list[tuple[int, ...] | None] = []

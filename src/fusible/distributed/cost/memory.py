@@ -144,7 +144,7 @@ class _Parts:
         own = own._replace(copies=own.copies + self._joined(kind) - self._gathered("block", kind, self.layout.shards).spared)
         if kind.experts is None:
             return own
-        experts, local = kind.experts, kind.experts.count // self.layout.ep
+        experts, local = kind.experts, kind.experts.count // self.layout.of_experts
         routed = self._of("expert", kind, self.rows * experts.chosen)
         copies = own.copies + local * (routed.copies - self._gathered("expert", kind, self.layout.expert_shards).spared)
         arrived = routed.kept + self.rows * experts.chosen * self.architecture.hidden * self.dtype.itemsize
@@ -177,7 +177,7 @@ class _Parts:
             return found
         found += experts.count * self.architecture.hidden * self.dtype.itemsize
         sharded = self.layout.expert_shards > 1
-        return found + sharded * (experts.count // self.layout.ep * self._gathered("expert", kind, self.layout.expert_shards).nbytes)
+        return found + sharded * (experts.count // self.layout.of_experts * self._gathered("expert", kind, self.layout.expert_shards).nbytes)
 
     def _gathered(self, part: Part, kind: BlockKind, shards: int) -> Gathered:
         return gathered(part, self.architecture, kind, self.layout, self.recipe, self.dtype, shards)
@@ -187,7 +187,7 @@ class _Parts:
         own = elements(self._plan("block", kind).ops)
         if kind.experts is None:
             return own, 0
-        local = kind.experts.count // self.layout.ep
+        local = kind.experts.count // self.layout.of_experts
         router = kind.experts.count * self.architecture.hidden
         return own + router, local * elements(self._plan("expert", kind).ops)
 

@@ -56,7 +56,7 @@ def layouts(architecture: Architecture, processes: int, sequence: int = 4096, ma
                 continue
             of_heads = processes // tp // cp
             for pp, ep in product(_divisors(of_heads, architecture.layers), _divisors(of_heads, count)):
-                if of_heads % (pp * ep):
+                if of_heads % (pp * ep) or (architecture.experts and count % (ep * tp)):
                     continue
                 data = of_heads // pp // ep
                 for shards in _divisors(data, data):

@@ -159,7 +159,7 @@ def _computing(
         if kind.experts is not None:
             parts.append(("expert", kind, kind.count, kind.experts.chosen))
     for part, kind, count, times in parts:
-        of_rows, of_tokens = rows * times, tokens * times
+        of_rows, of_tokens = rows * times, (rows if part == "expert" else tokens) * times
         plan = plan_of(part, architecture, kind, layout, recipe, dtype, arrive)
         products += count * sum(flops * of_tokens / machine.products(bits) for bits, flops in products_of(plan))
         memory += count * 2 * pass_memory(plan, of_rows, gathered).written / machine.bandwidth

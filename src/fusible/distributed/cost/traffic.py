@@ -29,7 +29,8 @@ _WAYS = frozenset(kind.__name__ for kind in CONTEXT_PARALLEL.values())
 @dataclass(frozen=True)
 class Traffic:
     """Bytes that each process sends in a step, by what for: of all its blocks along ``tp`` and ``cp``; of parameters and gradients along ``dp_shard``
-    together with ``cp`` and ``ep``, and of gradients along ``dp_replicate``; of tokens to experts and back along ``ep``; and from stage to stage."""
+    together with ``cp`` and ``ep``, and of gradients along ``dp_replicate``; of tokens to experts and back along ``ep`` (and ``tp``, where rows are
+    shared out); and from stage to stage."""
 
     tp: float
     cp: float
@@ -62,11 +63,11 @@ def block_messages(
 
 
 def exchanged_with_experts(architecture: Architecture, kind: BlockKind, layout: Layout, tokens: int, dtype: torch.dtype = torch.bfloat16) -> float:
-    """The bytes that each process sends along ``ep`` for one block in a step, where tokens are spread evenly: those of the ops at which tokens go to
-    their experts, and come back."""
-    if kind.experts is None or layout.ep == 1:
+    """The bytes that each process sends along ``ep``, and ``tp`` where rows are shared out, for one block in a step, where tokens are spread evenly:
+    those of the ops at which tokens go to their experts, and come back."""
+    if kind.experts is None or layout.of_experts == 1:
         return 0.0
-    return _exchanged(kind.experts, architecture.hidden, layout.ep, layout.rows(tokens), dtype)
+    return _exchanged(kind.experts, architecture.hidden, layout.of_experts, layout.rows(tokens), dtype)
 
 
 @cache
@@ -134,7 +135,7 @@ def _sharded(architecture: Architecture, layout: Layout, recipe: Recipe | None, 
         whole = elements(plan_of("block", architecture, kind, layout, None, dtype, DType.Float32).ops) * dtype.itemsize + router
         found.append((2, Gathered(kind.count * (of.nbytes + router), kind.count * of.amaxes, 0), kind.count * whole, layout.shards))
         if kind.experts is not None:
-            count, of = kind.count * kind.experts.count / layout.ep, own("expert", kind, layout.expert_shards)
+            count, of = kind.count * kind.experts.count / layout.of_experts, own("expert", kind, layout.expert_shards)
             whole = elements(plan_of("expert", architecture, kind, layout, None, dtype, DType.Float32).ops) * dtype.itemsize
             found.append((2, Gathered(count * of.nbytes, 0, 0), count * whole, layout.expert_shards))
     embedding, head = plain(math.ceil(architecture.vocabulary / layout.tp) * architecture.hidden), own("head", architecture.kinds[0], layout.shards)

@@ -24,20 +24,19 @@ __all__ = ["Share", "gradient_sums", "laid_out_like", "local_of", "localized"]
 @dataclass(frozen=True)
 class Share:
     """How a module holds the share of a parameter that its op takes. ``names``: of its own parameters, which the op takes as one, joined along the
-    first dimension. ``lines``: for each of them the range of the first dimension that this process takes, None for all that it holds. ``summed``: for
-    each of them whether its gradient is a sum over the processes of ``group``. ``factor``: what that sum, or else the gradient of this process, is
-    multiplied by: a mean over processes is as large as one of them."""
+    first dimension. ``lines``: for each of them the range of the first dimension that this process takes, None for all that it holds. ``groups``: for
+    each of them the processes over which its gradient is a sum, by their group's name; None where this process has all of it. ``factor``: what that
+    sum, or else the gradient of this process, is multiplied by: a mean over processes is as large as one of them."""
 
     names: tuple[str, ...]
     lines: tuple[tuple[int, int] | None, ...]
-    summed: tuple[bool, ...]
-    group: Any = None
+    groups: tuple[str | None, ...]
     factor: float = 1.0
 
     @classmethod
     def all_of(cls, name: str) -> Share:
         """A parameter that the module holds as the op takes it."""
-        return cls((name,), (None,), (False,))
+        return cls((name,), (None,), (None,))
 
     def joined(self, local: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the op takes, of what this process has of each parameter; of quantized ones by their bytes, where these are read alike."""
@@ -64,10 +63,10 @@ def gradient_sums(module_shares: Sequence[ModuleShare], wanted: Sequence[bool]) 
     the gradient of each of ``module_shares``."""
     found: defaultdict[tuple[Any, ...], list[tuple[str, int]]] = defaultdict(list)
     for (module, share), grad in zip(module_shares, wanted, strict=True):
-        for name, summed in zip(share.names, share.summed, strict=True):
-            if summed and grad:
+        for name, group in zip(share.names, share.groups, strict=True):
+            if group is not None and grad:
                 parameter = _of_process(module._parameters[name])
-                found[share.group, parameter.dtype, parameter.device].append((name, parameter.nbytes))
+                found[group, parameter.dtype, parameter.device].append((name, parameter.nbytes))
     return [(", ".join(dict.fromkeys(name for name, _ in of)), sum(nbytes for _, nbytes in of)) for of in found.values()]
 
 
@@ -118,9 +117,9 @@ class _Localized(torch.autograd.Function):
                 of_parameters += [None] * len(own)
                 continue
             grad = grad if share.factor == 1 else grad * share.factor
-            for piece, summed in zip(_split_gradient(grad, own, share.lines), share.summed, strict=True):
-                if summed:
-                    sums[share.group, grad.dtype, grad.device].append(len(of_parameters))
+            for piece, group in zip(_split_gradient(grad, own, share.lines), share.groups, strict=True):
+                if group is not None:
+                    sums[group, grad.dtype, grad.device].append(len(of_parameters))
                 of_parameters.append(piece)
         for (group, *_), places in sums.items():
             _sum(group, of_parameters, places)
