@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fusible
 from fusible import (
@@ -37,6 +39,16 @@ RECIPES: dict[str, Recipe | None] = {
     "mxfp8": fusible.MXFP8BlockScaling(),
 }
 Tensors = dict[str, torch.Tensor]
+Dimensions = tuple[tuple[str, int], ...]
+
+
+@cache
+def mesh_of(*dimensions: tuple[str, int]) -> DeviceMesh:
+    return init_device_mesh("cpu", tuple(size for _, size in dimensions), mesh_dim_names=tuple(name for name, _ in dimensions))
+
+
+def along_tp() -> DeviceMesh:
+    return mesh_of(("tp", dist.get_world_size()))
 
 
 class GPT(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 
 import memory_jobs as jobs
 import pytest
-from layout_jobs import Dimensions
+from layout_models import Dimensions
 from process_group import Job, check, run_jobs_once
 
 from fusible.distributed.cost import Layout, Memory, memory, traffic

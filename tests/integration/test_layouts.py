@@ -12,6 +12,7 @@ from typing import Any
 
 import layout_jobs as jobs
 import layout_models as models
+import message_jobs as sending
 import pytest
 import torch
 from process_group import Job, check, run_jobs_once
@@ -31,7 +32,7 @@ EACH = [
     *(jobs.scales_stay, jobs.refusals, jobs.too_few_rows, jobs.one_process_is_no_layout),
     *(jobs.a_copy_trains_as_its_model_does, jobs.a_compiler_calls_it_as_it_is, jobs.experts_without_tokens, jobs.begins_on_meta),
     jobs.embeddings,
-    jobs.sums,
+    sending.sums,
     jobs.experts_chosen_by_sigmoids,
     *(jobs.stages_have_what_their_model_had, jobs.models_of_families),
 ]
@@ -40,18 +41,18 @@ JOBS: list[Job] = [
     *((f"{k} {s}", jobs.trained, (k, "fp32", s, STEPS)) for k, s in product(KINDS, (False, True))),
     *((f"{k} {r} {s}", jobs.trained, (k, r, s, FEW)) for k, r, s in product(("mha", "gqa"), LOW, (False, True))),
     *((f"logits {s}", jobs.trained_on_shared_logits, ("mha", s, FEW)) for s in (False, True)),
-    *((f"sent {k} {r} {s}", jobs.messages, (k, r, s, torch.float32)) for k, r, s in product(("mha", "mqa"), ("fp32", *LOW), (False, True))),
-    *((f"sent {r}", jobs.messages, ("mha", r, True, torch.bfloat16)) for r in ("fp32", *LOW)),
+    *((f"sent {k} {r} {s}", sending.messages, (k, r, s, torch.float32)) for k, r, s in product(("mha", "mqa"), ("fp32", *LOW), (False, True))),
+    *((f"sent {r}", sending.messages, ("mha", r, True, torch.bfloat16)) for r in ("fp32", *LOW)),
     *((f"generated {k}", jobs.generates, (k,)) for k in KINDS),
     *((job.__name__, job, ()) for job in EACH),
 ]
 CONTEXT = list(product(("all_to_all", "ring"), (True, False)))
-JOBS += [(f"sent {w} {c}", jobs.messages_of_context, (w, c, torch.bfloat16)) for w, c in CONTEXT]
+JOBS += [(f"sent {w} {c}", sending.messages_of_context, (w, c, torch.bfloat16)) for w, c in CONTEXT]
 
-JOBS += [("sent of experts", jobs.messages_of_experts, ())]
+JOBS += [("sent of experts", sending.messages_of_experts, ())]
 JOBS += [(f"moe {r} {s}", jobs.trained, ("moe", r, s, STEPS if r == "fp32" else FEW)) for r, s in MIXED]
 
-Layout = tuple[jobs.Dimensions, bool, str, bool]
+Layout = tuple[models.Dimensions, bool, str, bool]
 """The mesh; whether rows are shared out along ``tp``, the way along ``cp``, and whether each block is fully sharded by itself."""
 LAYOUTS: dict[int, list[Layout]] = {
     2: [*(((("cp", 2),), False, way, False) for way in ("all_to_all", "ring")), ((("ep", 2),), False, "all_to_all", False)],
@@ -80,7 +81,7 @@ def kind_of(layout: Layout) -> str:
     return "moe" if any(name == "ep" for name, _ in layout[0]) else "mha"
 
 
-STAGED: dict[int, list[tuple[jobs.Dimensions, Any]]] = {
+STAGED: dict[int, list[tuple[models.Dimensions, Any]]] = {
     2: [((("pp", 2),), 2), ((("pp", 2),), [1])],
     4: [((("pp", 4),), 4), ((("pp", 2), ("tp", 2)), 2)],
 }
@@ -224,7 +225,7 @@ def test_along_several_dimensions_it_is_one_process(results: Results, size: int,
 
 @pytest.mark.parametrize(("size", "dimensions", "cuts", "recipe"), IN_STAGES)
 def test_in_stages_it_is_one_process_that_adds_up_the_gradients_of_each_sequence(
-    results: Results, size: int, dimensions: jobs.Dimensions, cuts: Any, recipe: str
+    results: Results, size: int, dimensions: models.Dimensions, cuts: Any, recipe: str
 ) -> None:
     name = f"{dimensions} {cuts} {recipe}"
     if name not in results[0]:
