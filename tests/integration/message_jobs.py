@@ -12,7 +12,7 @@ import layout_models as models
 import pytest
 import torch
 import torch.distributed as dist
-from layout_models import along_tp, mesh_of
+from layout_models import Dimensions, along_tp, mesh_of
 
 import fusible
 from fusible import tex
@@ -70,21 +70,27 @@ def messages_of_context(way: str, causal: bool, dtype: torch.dtype, rank: int) -
     return _messages(parallelize(gpt, mesh_of(("cp", dist.get_world_size())), context_parallel=way), "fp32", dtype)
 
 
-def messages_of_experts(rank: int) -> Result:
-    """Of a model laid out along ``ep``. How many rows go to each expert hangs on the tokens: what is derived is what processes send on average."""
-    gpt = parallelize(models.model("moe"), mesh_of(("ep", dist.get_world_size())))
+def messages_of_experts(dimensions: Dimensions, sequence: bool, rank: int) -> Result:
+    """Of a model whose experts processes share out. How many rows go to each expert hangs on the tokens: what is derived is what processes send on
+    average; all that is no token's is to the byte, message by message."""
+    gpt = parallelize(models.model("moe"), mesh_of(*dimensions), sequence_parallel=sequence)
     x = torch.randn(models.BATCH, models.TOKENS, models.HIDDEN, requires_grad=True)
     with counted() as sent:
         y = gpt.body(x)
         y.backward(torch.ones_like(y))
     runner = gpt.body.pipeline(0)
     plan, rows = runner.plan(x.view(-1, models.HIDDEN), runner.parameters(), current_autocast(), True), models.BATCH * models.TOKENS
-    derived = sum(s.message.nbytes for of in ("forward", "backward") for s in messages_of(plan, of, rows))  # type: ignore[arg-type]
-    exchanged = torch.tensor(sum(nbytes * times for (of, nbytes), times in sent.items() if of == "all_to_all"))
+    derived = Counter((s.message.collective, s.message.nbytes) for of in ("forward", "backward") for s in messages_of(plan, of, rows))  # type: ignore[arg-type]
+    shares = runner._shares
+    assert shares is not None
+    derived.update(("all_reduce", nbytes) for _, nbytes in gradient_sums(shares, [True] * len(shares)))
+    exchanged, on_average = (
+        torch.tensor(sum(nbytes * times for (of, nbytes), times in all_.items() if of == "all_to_all")) for all_ in (sent, derived)
+    )
     dist.all_reduce(exchanged)
-    assert exchanged == dist.get_world_size() * derived, (sent, derived)
-    (gradients,) = [nbytes for of, nbytes in sent if of == "all_reduce"]
-    assert runner._shares is not None and gradients == sum(nbytes for _, nbytes in gradient_sums(runner._shares, [True] * len(runner._shares)))
+    assert exchanged == dist.get_world_size() * on_average, (sent, derived)
+    others = [Counter({message: times for message, times in all_.items() if message[0] != "all_to_all"}) for all_ in (sent, derived)]
+    assert others[0] == others[1], (others[0] - others[1], others[1] - others[0])
     return {}
 
 

@@ -30,7 +30,13 @@ LAYOUTS: dict[str, tuple[int, list[str]]] = {
     "columns x data": (4, ["--tensor-parallel", "2"]),
     "columns x shards": (4, ["--tensor-parallel", "2", "--shard-parameters"]),
 }
-EXPERTS: dict[str, tuple[int, list[str]]] = {"experts": (2, ["--expert-parallel", "2"]), "experts x data": (4, ["--expert-parallel", "2"])}
+_ROWS = ["--tensor-parallel", "2", "--sequence-parallel"]
+EXPERTS: dict[str, tuple[int, list[str]]] = {
+    "experts": (2, ["--expert-parallel", "2"]),
+    "experts x data": (4, ["--expert-parallel", "2"]),
+    "columns and rows": (2, _ROWS),
+    "experts x columns and rows": (4, ["--expert-parallel", "2", *_ROWS]),
+}
 LAUNCHER = Launcher()
 
 

@@ -49,8 +49,13 @@ JOBS: list[Job] = [
 CONTEXT = list(product(("all_to_all", "ring"), (True, False)))
 JOBS += [(f"sent {w} {c}", sending.messages_of_context, (w, c, torch.bfloat16)) for w, c in CONTEXT]
 
-JOBS += [("sent of experts", sending.messages_of_experts, ())]
 JOBS += [(f"moe {r} {s}", jobs.trained, ("moe", r, s, STEPS if r == "fp32" else FEW)) for r, s in MIXED]
+
+MIXED_IN: dict[int, list[tuple[models.Dimensions, bool]]] = {
+    2: [((("ep", 2),), False), ((("tp", 2),), False), ((("tp", 2),), True)],
+    4: [((("ep", 4),), False), *(((("ep", 2), ("tp", 2)), s) for s in (False, True)), ((("cp", 2), ("ep", 2)), False)],
+}
+"""Meshes of a mixture of experts, and whether rows are shared out along ``tp``."""
 
 Layout = tuple[models.Dimensions, bool, str, bool]
 """The mesh; whether rows are shared out along ``tp``, the way along ``cp``, and whether each block is fully sharded by itself."""
@@ -106,6 +111,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if of == size
     ]
     more += [(f"{dimensions} {cuts} {r}", jobs.staged, (dimensions, cuts, r)) for of, dimensions, cuts, r in IN_STAGES if of == size]
+    more += [(f"sent of experts {layout}", sending.messages_of_experts, layout) for layout in MIXED_IN[size]]
     saved = str(tmp_path_factory.mktemp("saved"))
     more += [("checkpoints", jobs.checkpoints_of_pytorch, (saved,)), ("shards", jobs.shards_of_every_layout, (saved,))]
     return run_jobs_once(tmp_path_factory, f"layouts{size}", [*JOBS, *more], size)
@@ -208,8 +214,19 @@ def test_what_attention_sends_is_what_is_derived(results: Results, way: str, cau
     check(results, f"sent {way} {causal}")
 
 
-def test_what_experts_send_is_what_is_derived(results: Results) -> None:
-    check(results, "sent of experts")
+@pytest.mark.parametrize("layout", [layout for layouts in MIXED_IN.values() for layout in layouts], ids=str)
+def test_what_experts_send_is_what_is_derived(results: Results, layout: tuple[models.Dimensions, bool]) -> None:
+    if layout in MIXED_IN[len(results)]:
+        check(results, f"sent of experts {layout}")
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["columns", "columns and rows"])
+@pytest.mark.parametrize("recipe", ["fp32", *LOW])
+def test_a_mixture_along_tp_is_one_process(results: Results, recipe: str, rows: bool) -> None:
+    found, steps = same(results, f"moe {recipe} {rows}"), steps_of(recipe)
+    if recipe == "fp32":
+        near(found, "moe", steps)
+    assert torch.allclose(found["losses"], torch.tensor(alone("moe", recipe, steps).losses), rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize(("size", "layout", "recipe"), [pytest.param(*each, id=f"{each[0]}: {name_of(*each[1:])}") for each in LAID_OUT])

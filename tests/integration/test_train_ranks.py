@@ -208,6 +208,29 @@ def test_experts_that_processes_share_out_are_those_of_one(tmp_path: Path) -> No
     assert same(saved(tmp_path / "resumed"), saved(tmp_path / "at once"))
 
 
+BESIDE = {
+    "rows": (2, ["--tensor-parallel", "2", "--sequence-parallel"], "SendTokens"),
+    "columns": (2, ["--tensor-parallel", "2"], "DispatchTokens"),
+    "tokens": (2, ["--context-parallel", "2"], "DispatchTokens"),
+    "experts x rows": (4, [*SHARED, "--tensor-parallel", "2", "--sequence-parallel"], "SendTokens"),
+    "experts x columns": (4, [*SHARED, "--tensor-parallel", "2"], "SendTokens"),
+    "experts x tokens": (4, [*SHARED, "--context-parallel", "2", "--context-way", "ring"], "SendTokens"),
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.slow if of[0] > 2 or name == "columns" else ()) for name, of in BESIDE.items()]
+)
+def test_a_mixture_is_laid_out_along_every_dimension(layout: str, tmp_path: Path) -> None:
+    """The losses of one process, in which the run goes on."""
+    processes, options, sent = BESIDE[layout]
+    train(tmp_path, 1, [*EXPERTS, "--steps", str(STEPS), "--out", "alone"])
+    train(tmp_path, processes, [*EXPERTS, *options, "--steps", "4", "--out", "out"])
+    assert sent in (tmp_path / "out" / "pipeline.txt").read_text()
+    train(tmp_path, 1, ["--resume", "out", "--steps", str(STEPS)])
+    near(runs(tmp_path / "out"), runs(tmp_path / "alone"))
+
+
 @pytest.mark.slow
 def test_experts_go_on_in_stages_as_shards_and_in_one_process(tmp_path: Path) -> None:
     train(tmp_path, 1, [*EXPERTS, "--steps", str(STEPS), "--out", "alone"])
@@ -238,6 +261,10 @@ def test_a_run_goes_on_in_stages_and_in_one_process_again(alone: dict[str, dict[
         ),
         (["--expert-parallel", "2"], "--expert-parallel: expected --experts, got none; give a number of experts, or leave it out"),
         (["--expert-parallel", "2", "--experts", "3"], "--experts: expected a multiple of 2, the processes that share it, got 3"),
+        (
+            ["--experts", "3", "--tensor-parallel", "2", "--sequence-parallel"],
+            "--experts: expected a multiple of 2, the processes that share it, got 3",
+        ),
         (["--experts", "4", "--top-k", "5"], "--top-k: expected at most the 4 experts, got 5; choose another"),
         (["--experts", "4", "--executor", "xla"], "--executor with --experts: expected eager, got xla"),
         (["--experts", "4", "--bf16-layers", "first,head"], "--bf16-layers with --experts: expected head alone, got first"),
