@@ -35,11 +35,14 @@ CASES: dict[int, list[Case]] = {
         (TP, True, "mxfp8", False, "dense"),
         *((SHARDS, False, recipe, low, "mixture") for recipe, low in (("bf16", False), ("current", True), ("mxfp8", True))),
         (SHARDS, False, "current", True, "dense"),
+        *((TP, rows, "bf16", False, "mixture") for rows in (False, True)),
     ],
     4: [
         *((BOTH, True, recipe, False, "dense") for recipe in ("fp32", "delayed")),
         (BOTH, False, "current", True, "dense"),
         ((("dp_shard", 2), ("cp", 2)), False, "bf16", False, "dense"),
+        (BOTH, True, "bf16", False, "mixture"),
+        ((("dp_shard", 2), ("cp", 2)), False, "bf16", False, "mixture"),
     ],
 }
 IN_STAGES = ("fp32", "bf16", "delayed")
@@ -82,7 +85,11 @@ def _derived(case: Case) -> tuple[Memory, int]:
 def test_what_is_measured_is_within_a_tenth_of_what_is_derived(measured: dict[int, list[dict[str, Any]]], size: int, case: Case) -> None:
     """Part by part, so that no error makes up for another. Of what is gathered from other processes some may have gone already when forward ends."""
     derived, logits = _derived(case)
-    for found in check(measured[size], _name(case)):
+    of_processes = check(measured[size], _name(case))
+    dimensions, sequence, *_, model = case
+    if model == "mixture" and sequence and "tp" in dict(dimensions):  # more tokens go to the experts of one than to another's
+        of_processes = [{name: sum(found[name] for found in of_processes) / size for name in of_processes[0]}]
+    for found in of_processes:
         assert found["weights"] == derived.weights
         assert found["gradients"] == pytest.approx(derived.gradients, rel=0.1)
         assert found["optimizer"] == pytest.approx(derived.optimizer, rel=1e-3)  # and a number for each parameter, of its steps

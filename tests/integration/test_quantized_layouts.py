@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+from itertools import product
 from typing import Any
 
 import pytest
@@ -152,14 +153,15 @@ def refuse_what_would_be_cut(mesh: DeviceMesh) -> None:
 def mixture(mesh: DeviceMesh | None = None, seed: int = 0) -> fusible.Sequential:
     torch.manual_seed(seed)
     model = fusible.Sequential(fusible.Residual(fusible.RMSNorm(WIDTH), fusible.MixtureOfExperts(WIDTH, 256, 4, 2)))
-    return model if mesh is None else parallelize(model, mesh)
+    return model if mesh is None else parallelize(model, mesh, sequence_parallel=True)
 
 
 def hold_experts_of_their_own(mesh: DeviceMesh) -> None:
-    """Each process those that it has, to the bit as one process would, and no others; no call makes another copy of them."""
-    mesh, rank = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "ep")), mesh.get_rank()
-    for name, recipe in RECIPES.items():
-        alone, shared, seen = (*(fusible.quantize_parameters(mixture(of), recipe=recipe) for of in (None, mesh)), list[str]())
+    """Each process those that it has, to the bit as one process would, and no others; no call makes another copy of them. Along ``ep`` each has
+    tokens of its own, along ``tp`` rows of all."""
+    of_experts, rank = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "ep")), mesh.get_rank()
+    for (name, recipe), among in product(RECIPES.items(), (of_experts, mesh)):
+        alone, shared, seen = (*(fusible.quantize_parameters(mixture(of), recipe=recipe) for of in (None, among)), list[str]())
         for weight in ("up", "down"):
             own = shared.get_submodule("0.1").get_parameter(f"{weight}_weight")._local_tensor  # type: ignore[attr-defined]
             wanted = [alone.get_submodule("0.1").get_parameter(f"{weight}_weight{expert}").dequantize() for expert in (2 * rank, 2 * rank + 1)]
@@ -168,9 +170,10 @@ def hold_experts_of_their_own(mesh: DeviceMesh) -> None:
         assert 2 * (fusible.parameter_bytes(shared) - common) == fusible.parameter_bytes(alone) - common, name
         x = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
-            wanted = alone(x)[32 * rank : 32 * rank + 32]
+            own_rows = slice(None) if among is mesh else slice(32 * rank, 32 * rank + 32)
+            wanted = alone(x)[own_rows]
             with fusible.tex.listening(lambda call, seen=seen: seen.append(call.method.__name__)):  # type: ignore[misc]
-                found = shared(x[32 * rank : 32 * rank + 32])
+                found = shared(x[own_rows])
             torch.testing.assert_close(found, wanted, rtol=0, atol=8 * WIDTH * torch.finfo(torch.float32).eps * wanted.abs().max().item())
             assert not {"quantize", "group_quantize", "dequantize", "group_dequantize"} & set(seen), (name, seen)
             with fusible.autocast(enabled=recipe is not None, recipe=recipe):

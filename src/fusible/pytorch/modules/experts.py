@@ -37,7 +37,7 @@ class MixtureOfExperts(BaseModule):
 
     ``activation``: the name of one of ``tex.activations``, as ``"gelu"`` or ``"swiglu"``. ``weight_init_method`` fills a matrix and returns it, of
     each expert by itself; the default is that of ``nn.Linear``. Each expert's products are quantized by themselves, and the router's never are.
-    ``fusible.distributed.parallelize`` shares out the experts along ``ep``. Raises ``ArgumentError``.
+    ``fusible.distributed.parallelize`` shares out the experts along ``ep``, and along ``tp`` with the rows. Raises ``ArgumentError``.
 
     ``score_function="sigmoid"``: ``p`` are sigmoids of the logits, ``normalized`` to a sum of 1, and experts are chosen by them (DeepSeek-AI 2024,
     arXiv:2412.19437). ``expert_bias``: a buffer of that name, fp32 ``[experts]`` of zeros, is added to choose, and to nothing else: who trains the
