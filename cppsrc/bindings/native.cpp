@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include <pybind11/typing.h>
+
 #include "fusible/module.hpp"
 
 #include "bindings/families.hpp"
@@ -61,11 +63,14 @@ FUSIBLE_MODULE(_native, m) {
     define(m, "set_num_threads", set_num_threads, reads<>, pybind11::arg("count"));
     m.def("get_num_threads", wrap(get_num_threads));
     m.def("has_openmp", wrap(has_openmp));
-    m.def("run_with_team", [](const pybind11::function& body) {
-        pybind11::object result;
-        run_with_team([&] { result = body(); });
-        return result;
-    });
+    m.def(
+        "run_with_team",
+        [](const pybind11::typing::Callable<pybind11::object()>& body) {
+            pybind11::object result;
+            run_with_team([&] { result = body(); });
+            return result;
+        },
+        pybind11::arg("body"));
     m.def("compiler", wrap(compiler));
 }
 

@@ -9,11 +9,9 @@ every call runs on one thread. Errors: ``DTypeError`` (a ``TypeError``), ``Shape
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 import torch
-
-_T = TypeVar("_T")
 
 class TensorLike(Protocol):
     """What a native function needs of a tensor; a ``torch.Tensor`` is one."""
@@ -682,7 +680,7 @@ def get_num_threads() -> int:
 def has_openmp() -> bool:
     """Whether kernels can run on several threads."""
 
-def run_with_team(body: Callable[[], _T]) -> _T:
+def run_with_team(body: Callable[[], object]) -> object:
     """``body()``, which runs a compiled program: meanwhile the other threads of OpenMP help with the loops of the program's calls."""
 
 def compiler() -> str:

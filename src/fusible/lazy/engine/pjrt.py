@@ -89,7 +89,7 @@ class _Aval(NamedTuple):
     weak_type: bool = False
 
 
-_Around = Callable[[Callable[[], list[Any]]], list[Any]]
+_Around = Callable[[Callable[[], object]], Any]
 
 
 class _State:
@@ -294,7 +294,7 @@ class Program(BufferProgram):
             check_process()
         around = _STATE.around if self._large else None
         try:
-            return self._run(buffers) if around is None else around(lambda: self._run(buffers))
+            return self._run(buffers) if around is None else around(lambda: self._run(buffers))  # type: ignore[no-any-return]
         except RuntimeError as error:
             reason = " ".join(str(error).split()).rstrip(".")
             do = "make its tensors smaller" if "RESOURCE_EXHAUSTED" in reason else "pass the plugins that it calls what they take"
