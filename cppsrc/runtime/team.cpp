@@ -143,7 +143,7 @@ constexpr std::size_t kShares = 4;  // of a loop, for each thread: so that one t
 void run_with_team(const std::function<void()>& body) {
 #if defined(_OPENMP)
     const int threads = get_num_threads();
-    if (threads > 1) {
+    if (threads > 1 && team_size() < threads) {  // programs that other threads run meanwhile have the same team
         FirstError error;
         std::atomic<bool> over{false};
         team().size.fetch_add(threads - 1);

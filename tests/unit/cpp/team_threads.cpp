@@ -110,6 +110,7 @@ void by_openmp() {
         run_with_team([] {
             check(team_size() == 3 && get_num_threads() == 1, "two help, in a turn alone");
             run_with_team([] { check(team_size() == 3, "they help already"); });
+            std::thread([] { run_with_team([] { check(team_size() == 3, "two help already"); }); }).join();
             std::thread([] {  // as one of XLA's
                 const Turn turn;
                 check(get_num_threads() == 3, "a call has the team");
