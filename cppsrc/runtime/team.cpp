@@ -30,16 +30,19 @@ struct Loop {
     std::size_t step;
     Task task;
     const void* context;
-    std::atomic<int> places;  // for threads that have not begun
+    std::atomic<int> places;  // for threads that help and have not begun
     std::atomic<std::size_t> next{0};
     std::atomic<std::size_t> done{0};
     FirstError error;
 
-    Loop(std::size_t tasks, std::size_t at_a_time, int threads, Task body, const void* of)
-        : count(tasks), step(at_a_time), task(body), context(of), places(threads) {}
+    Loop(std::size_t tasks, std::size_t at_a_time, int helpers, Task body, const void* of)
+        : count(tasks), step(at_a_time), task(body), context(of), places(helpers) {}
+
+    void help() {
+        if (places.fetch_sub(1) > 0) take_part();
+    }
 
     void take_part() {
-        if (places.fetch_sub(1) <= 0) return;
         const DefaultArithmetic as_the_caller;
         helping = true;
         for (std::size_t begin = next.fetch_add(step); begin < count; begin = next.fetch_add(step)) {
@@ -108,7 +111,7 @@ class Team {
     void help_or_wait(std::unique_lock<std::mutex>& held, Sleepers& sleepers) {
         if (const std::shared_ptr<Loop> loop = loop_) {
             held.unlock();
-            loop->take_part();
+            loop->help();
             held.lock();
             if (loop_ == loop) loop_.reset();
             return;
@@ -181,7 +184,7 @@ int team_size() { return 1 + team().size.load(); }
 
 void run_by_team(std::size_t count, int threads, Task task, const void* context) {
     const std::size_t step = std::max<std::size_t>(1, count / (kShares * static_cast<std::size_t>(threads)));
-    const auto loop = std::make_shared<Loop>(count, step, threads, task, context);
+    const auto loop = std::make_shared<Loop>(count, step, threads - 1, task, context);
     team().begin(loop, threads - 1);
     loop->take_part();
     team().end();
