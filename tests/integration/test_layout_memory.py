@@ -13,6 +13,7 @@ from process_group import Job, check, run_jobs_once
 
 from fusible.distributed.cost import Layout, Memory, memory, traffic
 from fusible.distributed.cost.gathered import gathered
+from fusible.distributed.cost.traffic import exchanged_with_experts
 
 Case = tuple[Dimensions, bool, str, bool, str]
 """The mesh, whether rows are shared out along ``tp``, the recipe, whether weights are gathered as it quantizes them, and which model."""
@@ -20,6 +21,7 @@ Case = tuple[Dimensions, bool, str, bool, str]
 MODELS = {"dense": jobs.ARCHITECTURE, "mixture": jobs.MIXTURE}
 
 TP, SHARDS, TOKENS = (("tp", 2),), (("dp_shard", 2),), (("cp", 2),)
+EXPERTS = (("ep", 2),)
 BOTH = SHARDS[0], TP[0]
 CASES: dict[int, list[Case]] = {
     1: [
@@ -35,13 +37,15 @@ CASES: dict[int, list[Case]] = {
         (TP, True, "mxfp8", False, "dense"),
         *((SHARDS, False, recipe, low, "mixture") for recipe, low in (("bf16", False), ("current", True), ("mxfp8", True))),
         (SHARDS, False, "current", True, "dense"),
-        *((TP, rows, "bf16", False, "mixture") for rows in (False, True)),
+        *((dimensions, rows, "bf16", False, "mixture") for dimensions, rows in ((TP, False), (TP, True), (EXPERTS, False))),
     ],
     4: [
         *((BOTH, True, recipe, False, "dense") for recipe in ("fp32", "delayed")),
         (BOTH, False, "current", True, "dense"),
         ((("dp_shard", 2), ("cp", 2)), False, "bf16", False, "dense"),
         (BOTH, True, "bf16", False, "mixture"),
+        ((*SHARDS, *EXPERTS), False, "bf16", False, "mixture"),
+        ((*EXPERTS, *TP), True, "bf16", False, "mixture"),
         ((("dp_shard", 2), ("cp", 2)), False, "bf16", False, "mixture"),
     ],
 }
@@ -53,6 +57,7 @@ GATHERED: dict[int, list[Dimensions]] = {2: [SHARDS], 4: [(("dp_shard", 4),), ((
 RECIPES = [*((recipe, False) for recipe in ("fp32", "bf16", "delayed")), *((recipe, True) for recipe in ("current", "block", "mxfp8", "nvfp4"))]
 FOR_PARAMETERS = [(size, dimensions, *recipe, "dense") for size, each in GATHERED.items() for dimensions in each for recipe in RECIPES]
 FOR_PARAMETERS += [(size, (("dp_shard", size),), *recipe, "mixture") for size in (2, 4) for recipe in RECIPES]
+FOR_PARAMETERS += [(size, each, recipe, False, "mixture") for size, each in ((2, EXPERTS), (4, (*SHARDS, *EXPERTS))) for recipe in ("fp32", "bf16")]
 
 
 def _name(case: Case) -> str:
@@ -87,7 +92,7 @@ def test_what_is_measured_is_within_a_tenth_of_what_is_derived(measured: dict[in
     derived, logits = _derived(case)
     of_processes = check(measured[size], _name(case))
     dimensions, sequence, *_, model = case
-    if model == "mixture" and sequence and "tp" in dict(dimensions):  # more tokens go to the experts of one than to another's
+    if model == "mixture" and (sequence or "ep" in dict(dimensions)):  # more tokens go to the experts of one than to another's
         of_processes = [{name: sum(found[name] for found in of_processes) / size for name in of_processes[0]}]
     for found in of_processes:
         assert found["weights"] == derived.weights
@@ -116,8 +121,9 @@ def test_what_is_sent_for_parameters_is_what_is_derived(
     dtype = jobs.RECIPES[recipe][1]
     layout = Layout(**dict(dimensions), gather_quantized=low)
     derived = traffic(MODELS[model], layout, jobs.RECIPES[recipe][0], jobs.TOKENS, dtype)
+    exchanged = sum(kind.count * exchanged_with_experts(MODELS[model], kind, layout, jobs.TOKENS, dtype) for kind in MODELS[model].kinds)
     for found in check(measured[size], f"{dimensions} {recipe} {low} {model}"):
-        assert found == derived.dp_shard + derived.dp_replicate
+        assert found == derived.dp_shard + derived.dp_replicate + derived.ep - exchanged
 
 
 @pytest.mark.parametrize(("shards", "whole"), [(2, True), (4, True), (8, False), (3, False)])

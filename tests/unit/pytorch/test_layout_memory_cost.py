@@ -88,15 +88,23 @@ def test_parameters_are_shared_out_along_every_dimension() -> None:
     assert memory(SEVENTY, Layout(dp_shard=8), None, 4096).copies == 0 and memory(SEVENTY, Layout(), None, 4096).copies > 0
 
 
-def test_experts_are_shared_out_and_what_is_no_expert_with_them() -> None:
+def test_experts_are_shared_out_along_ep_and_by_rows_along_tp() -> None:
     layout = Layout(ep=128)
-    held_by_one = memory(MIXED, layout, None, 4096).weights / 4
-    assert held_by_one == pytest.approx(MIXED.parameters / 128, rel=1e-3)
+    experts, routers_and_norms = 24 * 128 * 3 * 5120 * 8192, (24 * 128 + 97) * 5120
+    others = MIXED.parameters - experts
+    assert memory(MIXED, layout, None, 4096).weights / 4 == others + experts / 128
+    rows_too = Layout(tp=8, ep=16, sequence_parallel=True)
+    of_columns = routers_and_norms + (others - routers_and_norms) / 8
+    assert memory(MIXED, rows_too, None, 4096).weights / 4 == of_columns + experts / 128
+    assert memory(MIXED, Layout(tp=8, ep=16), None, 4096).weights / 4 == of_columns + experts / 16
+    assert exchanged_with_experts(MIXED, MIXED.kinds[1], rows_too, 4096) == exchanged_with_experts(MIXED, MIXED.kinds[1], layout, 512)
     rows, numbers_of_rows = 4 * 4096 * 5120 * 2, 2 * 128 * 8  # in bf16 there and back, twice; int64 of each expert, in forward and in backward
     of_block = (rows + numbers_of_rows) * 127 / 128
     assert exchanged_with_experts(MIXED, MIXED.kinds[1], layout, 4096) == of_block
     assert exchanged_with_experts(MIXED, MIXED.kinds[0], layout, 4096) == 0
-    assert traffic(MIXED, layout, None, 4096).ep == 24 * of_block
+    assert traffic(MIXED, layout, None, 4096).ep == 24 * of_block + 2 * 4 * others * 127 / 128
+    shards = Layout(ep=128, dp_shard=2)  # of what is gathered in bf16 gradients come so
+    assert traffic(MIXED, shards, None, 4096).ep == 24 * of_block + 2 * 2 * others * 127 / 128
 
 
 def test_stages_have_micro_batches_under_way() -> None:

@@ -36,9 +36,9 @@ Part = Literal["block", "expert", "head"]
 class Layout:
     """How many processes share what: the sizes of a mesh's dimensions. ``sequence_parallel`` and ``context``: as of ``parallelize``.
 
-    Along ``ep`` each process has its own tokens and its share of the experts, and along ``tp``, too, where rows are shared out; what is no expert is
-    sharded along ``ep`` as along ``dp_shard`` and ``cp``, together. Along ``pp`` processes have stages of equally many blocks. ``gather_quantized``:
-    whether weights of products are gathered as the recipe quantizes them (the function of that name).
+    Along ``ep`` each process has its own tokens, its share of the experts, and all of what is no expert; along ``tp``, where rows are shared out, its
+    share of the experts, too. Parameters are sharded along ``dp_shard`` and ``cp`` together. Along ``pp`` processes have stages of equally many
+    blocks. ``gather_quantized``: whether weights of products are gathered as the recipe quantizes them (the function of that name).
     """
 
     tp: int = 1
@@ -77,18 +77,13 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """The processes that share out each parameter that is no expert's."""
-        return self.dp_shard * self.cp * self.ep
+        """The processes that share out each parameter of those that they have alike."""
+        return self.dp_shard * self.cp
 
     @property
     def of_experts(self) -> int:
         """The processes that have tokens of their own, and each its share of the experts."""
         return self.ep * (self.tp if self.sequence_parallel else 1)
-
-    @property
-    def expert_shards(self) -> int:
-        """Those that share out each parameter of an expert."""
-        return self.dp_shard * self.cp
 
     def rows(self, tokens: int) -> int:
         """The rows between spans of shared columns in a process, where it has ``tokens``."""

@@ -146,7 +146,7 @@ class _Parts:
             return own
         experts, local = kind.experts, kind.experts.count // self.layout.of_experts
         routed = self._of("expert", kind, self.rows * experts.chosen)
-        copies = own.copies + local * (routed.copies - self._gathered("expert", kind, self.layout.expert_shards).spared)
+        copies = own.copies + local * (routed.copies - self._gathered("expert", kind, self.layout.shards).spared)
         arrived = routed.kept + self.rows * experts.chosen * self.architecture.hidden * self.dtype.itemsize
         return PassMemory(copies, own.kept + arrived, own.y, own.backward + routed.backward, own.written + routed.written)
 
@@ -156,8 +156,7 @@ class _Parts:
 
     def sharded(self, kind: BlockKind) -> float:
         """The parameters of a block that the process has."""
-        own, experts = self._parameters(kind)
-        return own / self.layout.shards + experts / self.layout.expert_shards
+        return self._parameters(kind) / self.layout.shards
 
     def gathered(self, first: bool, last: bool) -> int:
         """The bytes of what is whole at a time where parameters are shared out: two blocks' parameters, as the next is gathered while one computes;
@@ -176,20 +175,19 @@ class _Parts:
         if experts is None:
             return found
         found += experts.count * self.architecture.hidden * self.dtype.itemsize
-        sharded = self.layout.expert_shards > 1
-        return found + sharded * (experts.count // self.layout.of_experts * self._gathered("expert", kind, self.layout.expert_shards).nbytes)
+        return found + (experts.count // self.layout.of_experts * self._gathered("expert", kind, self.layout.shards).nbytes)
 
     def _gathered(self, part: Part, kind: BlockKind, shards: int) -> Gathered:
         return gathered(part, self.architecture, kind, self.layout, self.recipe, self.dtype, shards)
 
-    def _parameters(self, kind: BlockKind) -> tuple[int, float]:
-        """Those of a block in the processes that share them out along data dimensions, together: all but experts, and experts."""
+    def _parameters(self, kind: BlockKind) -> float:
+        """Those of a block in the processes that share them out along data dimensions, together."""
         own = elements(self._plan("block", kind).ops)
         if kind.experts is None:
-            return own, 0
+            return own
         local = kind.experts.count // self.layout.of_experts
         router = kind.experts.count * self.architecture.hidden
-        return own + router, local * elements(self._plan("expert", kind).ops)
+        return own + router + local * elements(self._plan("expert", kind).ops)
 
     def _joined(self, kind: BlockKind) -> int:
         """The bytes of what is made of parameters that are held in several tensors, and kept unless it is quantized at once."""

@@ -128,7 +128,7 @@ def step_time(
 
 
 def _sent(found: Traffic, layout: Layout, machine: Machine) -> dict[str, float]:
-    """Seconds by dimension. Parameters are shared out along all of ``cp``, ``ep`` and ``dp_shard`` together, so by the slowest link among these."""
+    """Seconds by dimension. Parameters are shared out along ``cp`` and ``dp_shard`` together, so by the slower link of these."""
     names = ("tp", "cp", "ep", "dp_shard", "pp", "dp_replicate")
     return {name: nbytes / machine.link(layout, name) for name in names if (nbytes := getattr(found, name))}
 

@@ -21,7 +21,8 @@ from fusible.quantized import Recipe
 __all__ = ["Traffic", "block_messages", "exchanged_with_experts", "traffic"]
 
 _PASSES: tuple[PassKind, ...] = ("forward", "backward")
-_AMAX = 2 * 4
+_FP32 = 4
+_AMAX = 2 * _FP32
 """Bytes by which a largest magnitude is exchanged."""
 _WAYS = frozenset(kind.__name__ for kind in CONTEXT_PARALLEL.values())
 
@@ -29,8 +30,8 @@ _WAYS = frozenset(kind.__name__ for kind in CONTEXT_PARALLEL.values())
 @dataclass(frozen=True)
 class Traffic:
     """Bytes that each process sends in a step, by what for: of all its blocks along ``tp`` and ``cp``; of parameters and gradients along ``dp_shard``
-    together with ``cp`` and ``ep``, and of gradients along ``dp_replicate``; of tokens to experts and back along ``ep`` (and ``tp``, where rows are
-    shared out); and from stage to stage."""
+    together with ``cp``, and of gradients along ``dp_replicate``; along ``ep`` of tokens to experts and back (where rows are shared out, along ``tp``,
+    too), and of the gradients of what is no expert; and from stage to stage."""
 
     tp: float
     cp: float
@@ -111,33 +112,36 @@ def traffic(
     of_stage = microbatches / layout.pp
     passed = 2 * layout.rows(tokens) * architecture.hidden * dtype.itemsize * (layout.pp - 1) / layout.pp
     sent = reduced = 0.0
-    for times, of, gradients, shards in _sharded(architecture, layout, recipe, dtype):
+    shards = layout.shards
+    for times, of, gradients, along_ep in _sharded(architecture, layout, recipe, dtype):
         once = of.nbytes + of.amaxes * _AMAX
         sent += (times * once + gradients) / layout.pp * microbatches * (shards - 1) / shards
         reduced += 2 * gradients / layout.pp / shards * (layout.dp_replicate - 1) / layout.dp_replicate
+        # Where no shards are gathered, parameters come as they are held, and gradients like them.
+        ep += 2 * gradients * (1 if shards > 1 else _FP32 / dtype.itemsize) * (along_ep - 1) / along_ep
     return Traffic(tp * of_stage, cp * of_stage, sent, reduced, ep * of_stage, passed * microbatches)
 
 
 def _sharded(architecture: Architecture, layout: Layout, recipe: Recipe | None, dtype: torch.dtype) -> list[tuple[int, Gathered, float, int]]:
     """How often the parameters of a process, together with those that it shares them out with, are gathered, and what; the bytes of their gradients;
-    and how many processes these are: of blocks, of what is before and behind these, and of experts; routers are with the blocks."""
+    and how many processes along ``ep`` sum these: of blocks, of what is before and behind these, and of experts; routers are with the blocks."""
 
-    def own(part: Part, kind: BlockKind, shards: int) -> Gathered:
-        return gathered(part, architecture, kind, layout, recipe, dtype, shards)
+    def own(part: Part, kind: BlockKind) -> Gathered:
+        return gathered(part, architecture, kind, layout, recipe, dtype, layout.shards)
 
     def plain(count: float) -> Gathered:
         return Gathered(count * dtype.itemsize, 0, 0)
 
     found: list[tuple[int, Gathered, float, int]] = []
     for kind in architecture.kinds:
-        of = own("block", kind, layout.shards)
+        of = own("block", kind)
         router = 0 if kind.experts is None else kind.experts.count * architecture.hidden * dtype.itemsize
         whole = elements(plan_of("block", architecture, kind, layout, None, dtype, DType.Float32).ops) * dtype.itemsize + router
-        found.append((2, Gathered(kind.count * (of.nbytes + router), kind.count * of.amaxes, 0), kind.count * whole, layout.shards))
+        found.append((2, Gathered(kind.count * (of.nbytes + router), kind.count * of.amaxes, 0), kind.count * whole, layout.ep))
         if kind.experts is not None:
-            count, of = kind.count * kind.experts.count / layout.of_experts, own("expert", kind, layout.expert_shards)
+            count, of = kind.count * kind.experts.count / layout.of_experts, own("expert", kind)
             whole = elements(plan_of("expert", architecture, kind, layout, None, dtype, DType.Float32).ops) * dtype.itemsize
-            found.append((2, Gathered(count * of.nbytes, 0, 0), count * whole, layout.expert_shards))
-    embedding, head = plain(math.ceil(architecture.vocabulary / layout.tp) * architecture.hidden), own("head", architecture.kinds[0], layout.shards)
+            found.append((2, Gathered(count * of.nbytes, 0, 0), count * whole, 1))
+    embedding, head = plain(math.ceil(architecture.vocabulary / layout.tp) * architecture.hidden), own("head", architecture.kinds[0])
     of_head = embedding.nbytes + architecture.hidden * dtype.itemsize
-    return [*found, (1, embedding, embedding.nbytes, layout.shards), (1, head, of_head, layout.shards)]
+    return [*found, (1, embedding, embedding.nbytes, layout.ep), (1, head, of_head, layout.ep)]
