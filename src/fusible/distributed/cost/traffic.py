@@ -30,8 +30,8 @@ _WAYS = frozenset(kind.__name__ for kind in CONTEXT_PARALLEL.values())
 @dataclass(frozen=True)
 class Traffic:
     """Bytes that each process sends in a step, by what for: of all its blocks along ``tp`` and ``cp``; of parameters and gradients along ``dp_shard``
-    together with ``cp``, and of gradients along ``dp_replicate``; along ``ep`` (and ``tp`` with rows shared out) of tokens to experts and back, and of
-    the gradients of what is no expert; and from stage to stage."""
+    together with ``cp``, and of gradients along ``dp_replicate``; along ``ep`` (and ``tp`` with rows shared out) of tokens to experts and back, and
+    of the gradients of what is no expert; and from stage to stage."""
 
     tp: float
     cp: float
