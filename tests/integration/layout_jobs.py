@@ -156,6 +156,26 @@ def scales_stay(rank: int) -> None:
         assert torch.equal(then.scale, now.scale) and torch.equal(then.amax_history, now.amax_history)
 
 
+def experts_have_the_scales_of_one_process(dimensions: Dimensions, sequence: bool, rank: int) -> None:
+    """Each its own, whichever process computes it: by expert, the scales of the second step, which follow from the amaxes of the first."""
+    mesh = mesh_of(*dimensions)
+    alone, shared = models.model("moe"), parallelize(models.model("moe"), mesh, sequence_parallel=sequence)
+    found: list[dict[str, torch.Tensor]] = []
+    for gpt, of in ((alone, None), (shared, mesh)):
+        models.train(gpt, fusible.DelayedScaling(), 2, mesh=of)
+        state = gpt.body.pipeline(0).scaling.current
+        assert state is not None
+        scales: dict[str, list[torch.Tensor]] = {}
+        for slot, scale in zip(state.forward.slots, state.forward.scale, strict=True):
+            name = slot.partition(".")[2]
+            if name[-1].isdigit():  # an expert's: positions in the list are others where rows are shared out
+                scales.setdefault(name, []).append(scale)
+        found.append({name: torch.stack(of_blocks) for name, of_blocks in scales.items()})
+    assert len(found[0]) == 2 * models.EXPERTS and found[0].keys() == found[1].keys()
+    for name, of_blocks in found[0].items():
+        torch.testing.assert_close(found[1][name], of_blocks, rtol=1e-2, atol=0, msg=name)
+
+
 def a_copy_trains_as_its_model_does(rank: int) -> None:
     """``copy.deepcopy``, as averages of weights are begun: with shares, groups and scales of its own."""
     gpt, recipe = parallelize(models.model("mha"), along_tp(), sequence_parallel=True), fusible.DelayedScaling()

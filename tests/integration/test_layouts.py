@@ -112,6 +112,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ]
     more += [(f"{dimensions} {cuts} {r}", jobs.staged, (dimensions, cuts, r)) for of, dimensions, cuts, r in IN_STAGES if of == size]
     more += [(f"sent of experts {layout}", sending.messages_of_experts, layout) for layout in MIXED_IN[size]]
+    more += [(f"scales of experts {layout}", jobs.experts_have_the_scales_of_one_process, layout) for layout in MIXED_IN[size]]
     saved = str(tmp_path_factory.mktemp("saved"))
     more += [("checkpoints", jobs.checkpoints_of_pytorch, (saved,)), ("shards", jobs.shards_of_every_layout, (saved,))]
     return run_jobs_once(tmp_path_factory, f"layouts{size}", [*JOBS, *more], size)
@@ -215,9 +216,12 @@ def test_what_attention_sends_is_what_is_derived(results: Results, way: str, cau
 
 
 @pytest.mark.parametrize("layout", [layout for layouts in MIXED_IN.values() for layout in layouts], ids=str)
-def test_what_experts_send_is_what_is_derived(results: Results, layout: tuple[models.Dimensions, bool]) -> None:
+def test_what_experts_send_is_what_is_derived_and_their_scales_are_those_of_one_process(
+    results: Results, layout: tuple[models.Dimensions, bool]
+) -> None:
     if layout in MIXED_IN[len(results)]:
         check(results, f"sent of experts {layout}")
+        check(results, f"scales of experts {layout}")
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["columns", "columns and rows"])
