@@ -156,7 +156,7 @@ void run_with_team(const std::function<void()>& body) {
                 error.guard(body);
                 team().dismiss(over);
             } else {
-                team().serve(over);
+                error.guard([&] { team().serve(over); });
             }
         }
         team().size.fetch_sub(threads - 1);
