@@ -415,6 +415,8 @@ def begins_on_meta(rank: int) -> None:
         ("mha", True, along_both),
         ("mha", False, (("dp_shard", world), ("tp", 1))),
         ("moe", True, (("ep", world),)),
+        ("moe", False, (("tp", world),)),
+        ("moe", False, (("ep", world // 2), ("tp", 2))),
     ):
         with torch.device("meta"):
             gpt = models.GPT(kind)
@@ -422,7 +424,7 @@ def begins_on_meta(rank: int) -> None:
         for model in (gpt, alone) if tied else ():
             model.body[-1].weight = model.embedding.weight
         mesh = mesh_of(*dimensions)
-        parallelize(gpt, mesh)
+        parallelize(gpt, mesh, sequence_parallel=kind == "moe")
         if "dp_shard" in mesh.mesh_dim_names:
             fully_shard(gpt, mesh=mesh["dp_shard"])
         torch.manual_seed(5)

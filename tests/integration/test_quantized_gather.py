@@ -7,6 +7,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -360,10 +361,10 @@ def train_alike_along_tp(mesh: DeviceMesh) -> None:
 
 
 def train_alike_along_ep(mesh: DeviceMesh) -> None:
-    """Of the experts that processes along ``ep`` have, those along ``dp_shard`` hold one each."""
-    mesh = init_device_mesh("cpu", (WORLD, 2), mesh_dim_names=("dp_shard", "ep"))
-    for name, recipe in RECIPES.items():
-        models = [parallelize(mixture(), mesh) for _ in range(2)]
+    """Of the experts that processes along ``ep``, or ``tp`` by rows, have, those along ``dp_shard`` hold one each."""
+    meshes = [init_device_mesh("cpu", (WORLD, 2), mesh_dim_names=("dp_shard", along)) for along in ("ep", "tp")]
+    for (name, recipe), mesh in product(RECIPES.items(), meshes):
+        models = [parallelize(mixture(), mesh, sequence_parallel=True) for _ in range(2)]
         assert_alike(models, recipe, mesh)
         assert {part for part, kind in classes_seen(models[1], 3).items() if issubclass(kind, GroupedTensor)} == {
             "0.1.up_weight",

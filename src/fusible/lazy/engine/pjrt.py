@@ -172,7 +172,7 @@ def run_large_by(around: _Around) -> None:
 
 
 _LARGE = 1 << 18
-"""Bytes of a program's inputs and outputs, from which on threads that help are worth being woken for it."""
+"""Bytes of a program's inputs and outputs, from which on threads that help are worth being woken for it: a native loop has one for each 64 KiB."""
 _MISSING = re.compile(r"No FFI handler registered for (\S+)|No registered implementation for custom call to (\S+)")
 _finders: list[Callable[[str], None]] = []
 
