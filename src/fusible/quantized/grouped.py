@@ -30,7 +30,7 @@ from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.shapes import size_of
 from fusible.tex.calls.grouped import group_arguments, layout_of, layout_of_grouped, members, register_grouped_factory
-from fusible.tex.formats import NVFP4_OPTIONS, scaling
+from fusible.tex.formats import NVFP4_OPTIONS, scaling, scheme_of
 from fusible.tex.formulas.arrays import Array
 
 __all__ = ["GROUPED_BUFFERS", "GroupedTensorStorage", "kind_of_grouped"]
@@ -322,6 +322,13 @@ class GroupedTensorStorage:
     def _take(self, tensors: Sequence[Any]) -> None:
         for name, tensor in zip(GROUPED_BUFFERS, tensors, strict=False):
             setattr(self, name, tensor)
+        self._share_buffers()
+
+    def _share_buffers(self) -> None:
+        """One buffer under two names, where a member has one attribute for both: FP8's scale, whichever copy of the data it scales. What is written
+        to a member is then written under either name."""
+        if self.scale_inv is not None and self.columnwise_scale_inv is not None and scheme_of(self.quantizer).per_tensor:
+            self.columnwise_scale_inv = self.scale_inv
 
     @property
     def _saved_shape(self) -> tuple[int, ...]:

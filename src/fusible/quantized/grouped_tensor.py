@@ -255,6 +255,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
                 member.update_usage(rowwise_usage=wanted["rowwise"] or None, columnwise_usage=wanted["columnwise"] or None)
             for name in (name for way in missing for name in _OF_WAYS[way] if name in fields):
                 setattr(self, name, torch.cat([getattr(member, fields[name]).reshape(-1) for member in made]))
+            self._share_buffers()
         for name in (name for way, keep in wanted.items() if not keep for name in _OF_WAYS[way]):
             setattr(self, name, None)
 

@@ -24,6 +24,7 @@ from fusible.quantized import (
     to_plain,
     unflatten_state_dict,
 )
+from fusible.quantized.grouped import GROUPED_BUFFERS
 from fusible.tex import DType
 from fusible.tex.calls import grouped
 
@@ -56,6 +57,25 @@ def test_members_of_a_new_one_are_written_and_read(name: str, shapes: str, cls: 
     made.quantize(values)
     for member, value in zip(made.split_into_quantized_tensors(), values, strict=True):
         assert torch.equal(member if name == "none" else member.dequantize(), value)
+
+
+@pytest.mark.parametrize("cls", GROUPED)
+@pytest.mark.parametrize("name", [name for name, quantizer in QUANTIZERS.items() if quantizer is not None])
+def test_what_is_written_to_members_is_written_to_every_buffer_of_the_group(name: str, cls: type[Any]) -> None:
+    """A group that was quantized member by member has the buffers of one that was quantized whole: the scales of both its copies, too."""
+    made = cls.make_grouped_tensor_with_shapes(2, [(64, 128)] * 2, QUANTIZERS[name], dtype=torch.float32)
+    for buffer in filter(lambda x: x is not None, made.get_data_tensors()):
+        buffer.view(torch.uint8).fill_(255)
+    x = torch.randn(128, 128, generator=torch.Generator().manual_seed(3))
+    made.quantize(x.split(64))
+    assert_buffers(made, tex.group_quantize(x, QUANTIZERS[name], 2, None))
+    made.split_into_quantized_tensors()[1].copy_(-2 * x[:64])
+    assert_buffers(made, tex.group_quantize(torch.cat([x[:64], -2 * x[:64]]), QUANTIZERS[name], 2, None))
+
+
+def assert_buffers(made: Any, wanted: Any) -> None:
+    for name in (name for name in GROUPED_BUFFERS if getattr(made, name) is not None):
+        assert torch.equal(getattr(made, name).view(-1), getattr(wanted, name).view(-1)), name
 
 
 def test_offsets_are_sums_of_elements() -> None:
