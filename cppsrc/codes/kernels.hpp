@@ -19,6 +19,7 @@ constexpr int kMostElements = 128;
 struct FewRows {
     const float* a;  // its rows in the order that `reorder` gives
     std::ptrdiff_t a_stride;
+    const float* row_factors;  // what it gave for each
     int rows;
     const std::uint8_t* b;  // [cols, K], its rows b_stride bytes apart
     std::ptrdiff_t b_stride;
@@ -41,8 +42,9 @@ constexpr int kTileRows = 16;
 struct Kernels {
     void (*multiply[kCodings])(const FewRows& few);
 
-    /// Brings the elements of a row of A into the order of a decoder, in place: so many of them, in multiples of kMostElements.
-    void (*reorder[kCodings])(float* elements, std::int64_t count);
+    /// Brings the elements of a row of A into the order of a decoder, in place, and times a power of two: so many of them, in multiples of kMostElements.
+    /// Returns by what the row's sums are to be multiplied.
+    float (*reorder[kCodings])(float* elements, std::int64_t count);
 
     /// By tiles, where the level has them, else null: `count` elements, in multiples of kMostElements, of some rows of floats that are bfloat16, packed;
     /// and the product.

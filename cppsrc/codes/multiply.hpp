@@ -1,11 +1,12 @@
 // Products with few rows whose B is codes, with one scale or with scales of blocks. B is read once, as it lies.
 //
 // Order of accumulation. The elements of a column are taken chunk by chunk (decoders.hpp), and those of a chunk in its groups, which lie in one block
-// of scales lane by lane. A lane adds up its products of a group in float; their sum is multiplied by the lane's factor and added to what the lane had
-// (a product and its sum are one rounding where the level has fused multiply-add, else two). At the end of K, or of each KC elements of it where there
-// are three rows and more, the lanes are added up. So a lane rounds at most three times an element, and a result is off by no more than
-// 3 K / lanes + log2(lanes) + K / KC roundings of the sum of the magnitudes of its products. What is not a number is none in the result, whichever of a
-// code, its scale and the other factor it is; an infinite scale is multiplied with a sum, and may give infinity where a sum of infinities would give NaN.
+// of scales lane by lane. A lane adds up its products of a group in float, those of every kTurns-th vector apart; their sum is multiplied by the lane's
+// factor and added to what the lane had (a product and its sum are one rounding where the level has fused multiply-add, else two). At the end of K, or of
+// each KC elements of it where there are three rows and more, the lanes are added up. So a lane rounds at most three times an element, and a result is off
+// by no more than 3 K / lanes + log2(lanes) + K / KC roundings of the sum of the magnitudes of its products. What is not a number is none in the result,
+// whichever of a code, its scale and the other factor it is; an infinite scale is multiplied with a sum, and may give infinity where a sum of infinities
+// would give NaN.
 #pragma once
 
 #include "codes/decoders.hpp"
@@ -21,21 +22,39 @@ using namespace simd::FUSIBLE_LEVEL;
 template <class Decoder>
 constexpr int kSumsHeld = 16;
 constexpr int kMostRows = 8;
+constexpr int kMostColumns = 8;
+template <class Decoder>
+constexpr int kTurns = 1;
 #else
 template <class Decoder>
 constexpr int kSumsHeld = Decoder::kGroups * Decoder::kVectors > 4 ? 4 : 8;
 constexpr int kMostRows = 4;
+constexpr int kMostColumns = 4;  // lines of as many, and of those after them, have a place in the first cache, even where they are 4 KB apart
+template <class Decoder>
+constexpr int kTurns = Decoder::kGroups * Decoder::kVectors > 4 ? 1 : 2;
 #endif
 
 /// KC of three rows and more: of A, all rows of so many elements stay in the first cache.
 constexpr std::int64_t kKC = 1024;
 
 /// Columns whose sums are held with those of so many rows.
-constexpr int columns_of(int sums, int rows) { return sums / rows > 8 ? 8 : sums / rows; }
+constexpr int columns_of(int sums, int rows) { return sums / rows > kMostColumns ? kMostColumns : sums / rows; }
 
-/// Brings `count` elements that lie in their own order into that of a decoder, chunk by chunk.
+/// The exponent of the largest number among the elements; of none, that of the least one.
+inline int largest_exponent(const float* elements, std::int64_t count) {
+    constexpr std::int32_t kInfinity = 0x7f800000;
+    std::int32_t largest = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const std::int32_t size = bits_of(elements[i]) & 0x7fffffff;
+        if (size < kInfinity && size > largest) largest = size;
+    }
+    return (largest >> 23) - 127;
+}
+
+/// Brings `count` elements that lie in their own order into that of a decoder, chunk by chunk. Where its values are so small that products would be too,
+/// elements are made larger by as much, if that leaves them numbers. Returns the power of two by which sums are to be multiplied.
 template <class Decoder, class Factors>
-void reorder(float* elements, std::int64_t count) {
+float reorder(float* elements, std::int64_t count) {
     constexpr int kElements = Decoder::kElements;
     static_assert(kMostElements % kElements == 0 && kSection % kElements == 0, "rows and sections are whole chunks");
     struct Order {
@@ -45,31 +64,56 @@ void reorder(float* elements, std::int64_t count) {
         }
     };
     static constexpr Order kOrder;
+    constexpr int kSmall = 64;
+    int grown = 0;
+    if constexpr (Decoder::kExponent > kSmall) {
+        const int room = 126 - largest_exponent(elements, count);
+        grown = room < Decoder::kExponent ? room : Decoder::kExponent;
+    }
+    const float growth = power_of(127 + grown);
     for (std::int64_t first = 0; first < count; first += kElements) {
         float before[kElements];
         std::memcpy(before, elements + first, sizeof before);
-        for (int i = 0; i < kElements; ++i) elements[first + i] = before[kOrder.at[i]];
+        for (int i = 0; i < kElements; ++i) elements[first + i] = before[kOrder.at[i]] * growth;
     }
+    return power_of(127 + Decoder::kExponent - grown);
 }
+
+/// The sums of a column and a row: those of the vectors that follow one another in turn, of which none waits for another.
+template <int kTurns>
+struct Sums {
+    F32 of[kTurns];
+
+    Sums() {
+        for (F32& sum : of) sum = splat(0.0f);
+    }
+
+    F32 total() const {
+        F32 all = of[0];
+        for (int i = 1; i < kTurns; ++i) all = add(all, of[i]);
+        return all;
+    }
+};
 
 /// Adds the products of a chunk of a column to the sums of each row. `factors`: from the chunk's first block on.
 template <class Decoder, class Factors, int kHeight>
-inline void multiply_chunk(const std::uint8_t* codes, const float* factors, const float* a, std::ptrdiff_t a_stride, F32 (&sum)[kHeight],
+inline void multiply_chunk(const std::uint8_t* codes, const float* factors, const float* a, std::ptrdiff_t a_stride, Sums<kTurns<Decoder>> (&sums)[kHeight],
                            typename Decoder::Seen& seen) {
     constexpr int kVectors = Decoder::kVectors;
     const Decoder decoder(codes, seen);
     for (int g = 0; g < Decoder::kGroups; ++g) {
-        F32 group[kHeight];
-        for (int r = 0; r < kHeight; ++r) group[r] = Factors::kBlock == 0 ? sum[r] : splat(0.0f);
+        Sums<kTurns<Decoder>> own[kHeight];
+        Sums<kTurns<Decoder>>(&group)[kHeight] = Factors::kBlock == 0 ? sums : own;
         for (int v = g * kVectors; v < (g + 1) * kVectors; ++v) {
             const F32 column = decoder.values(v);
-            for (int r = 0; r < kHeight; ++r) group[r] = fma(load(a + r * a_stride + v * kLanes), column, group[r]);
+            for (int r = 0; r < kHeight; ++r) {
+                F32& sum = group[r].of[v % kTurns<Decoder>];
+                sum = fma(load(a + r * a_stride + v * kLanes), column, sum);
+            }
         }
-        if constexpr (Factors::kBlock == 0) {
-            for (int r = 0; r < kHeight; ++r) sum[r] = group[r];
-        } else {
+        if constexpr (Factors::kBlock != 0) {
             const F32 factor = factors_of_lanes<Decoder, Factors::kBlock>(factors, g);
-            for (int r = 0; r < kHeight; ++r) sum[r] = fma(group[r], factor, sum[r]);
+            for (int r = 0; r < kHeight; ++r) sums[r].of[0] = fma(group[r].total(), factor, sums[r].of[0]);
         }
     }
 }
@@ -86,13 +130,10 @@ template <class Decoder, class Factors, int kHeight, int kWidth>
 inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t first, std::int64_t last) {
     constexpr int kElements = Decoder::kElements;
     constexpr int kPerByte = kElements / Decoder::kBytes;
-    F32 sum[kWidth][kHeight];
+    Sums<kTurns<Decoder>> sums[kWidth][kHeight];
     const std::uint8_t* b[kWidth];
     typename Decoder::Seen seen{};
-    for (int c = 0; c < kWidth; ++c) {
-        for (int r = 0; r < kHeight; ++r) sum[c][r] = splat(0.0f);
-        b[c] = static_cast<const std::uint8_t*>(few.b) + (col + c) * few.b_stride;
-    }
+    for (int c = 0; c < kWidth; ++c) b[c] = static_cast<const std::uint8_t*>(few.b) + (col + c) * few.b_stride;
     for (std::int64_t section = first; section < last; section += kSection) {
         const std::int64_t end = section + kSection < last ? section + kSection : last;
         alignas(64) float factors[kWidth][Factors::kRoom];
@@ -100,10 +141,11 @@ inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t 
         std::int64_t k = section;
         for (; k + kElements <= end; k += kElements) {
             const float* const a = few.a + k;
+#pragma GCC unroll 8
             for (int c = 0; c < kWidth; ++c) {
                 const std::uint8_t* const codes = b[c] + k / kPerByte;
                 __builtin_prefetch(codes + kWidth * few.b_stride);  // the columns after these: a CPU does not see where they begin
-                multiply_chunk<Decoder, Factors>(codes, factors_from<Factors>(factors[c], k - section), a, few.a_stride, sum[c], seen);
+                multiply_chunk<Decoder, Factors>(codes, factors_from<Factors>(factors[c], k - section), a, few.a_stride, sums[c], seen);
             }
         }
         if (k == end) continue;
@@ -115,15 +157,18 @@ inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t 
                 const std::int64_t blocks = (end - k + Factors::kBlock - 1) / Factors::kBlock;
                 std::memcpy(own, factors_from<Factors>(factors[c], k - section), static_cast<std::size_t>(blocks) * sizeof(float));
             }
-            multiply_chunk<Decoder, Factors>(padded, own, few.a + k, few.a_stride, sum[c], seen);
+            multiply_chunk<Decoder, Factors>(padded, own, few.a + k, few.a_stride, sums[c], seen);
         }
     }
+    F32 lanes[kWidth * kHeight];
+    for (int c = 0; c < kWidth; ++c)
+        for (int r = 0; r < kHeight; ++r) lanes[c * kHeight + r] = sums[c][r].total();
     float totals[kWidth * kHeight];
-    sums_of_lanes(sum[0], totals);
+    sums_of_lanes(lanes, totals);
     for (int c = 0; c < kWidth; ++c) {
         const bool poisoned = has_nan(seen) && has_nan_code(b[c] + first / kPerByte, (last - first) / kPerByte);
         for (int r = 0; r < kHeight; ++r) {
-            const float total = poisoned ? float_of(kQuietNan) : totals[c * kHeight + r] * Decoder::kScale;
+            const float total = poisoned ? float_of(kQuietNan) : totals[c * kHeight + r] * few.row_factors[r];
             few.sums[r * few.sums_stride + col + c] += total;
         }
     }
@@ -152,7 +197,7 @@ void multiply_at_most(const FewRows& few) {
 template <class Decoder, class Factors>
 void multiply(const FewRows& few) {
     FewRows some = few;
-    for (int left = few.rows; left > 0; left -= some.rows, some.a += some.rows * few.a_stride, some.sums += some.rows * few.sums_stride) {
+    for (int left = few.rows; left > 0; left -= some.rows, some.a += some.rows * few.a_stride, some.row_factors += some.rows, some.sums += some.rows * few.sums_stride) {
         some.rows = left < kMostRows ? left : kMostRows;
         multiply_at_most<Decoder, Factors, kMostRows>(some);
     }

@@ -140,11 +140,13 @@ void run_few_codes(Product& p, const Plan& plan) {
     const std::int64_t stride = round_up(p.k, codes::kMostElements);
     float* const a = unpacked_floats(p, stride);
     if (takes_tiles(p)) return run_few_tiles(p, plan, a, stride);
-    for (std::int64_t row = 0; row < p.m; ++row) p.codes->reorder[coding](a + row * stride, stride);
+    float factors[kMaxFewRows];
+    for (std::int64_t row = 0; row < p.m; ++row) factors[row] = p.codes->reorder[coding](a + row * stride, stride);
     each_few_columns(p, plan, kFewRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
         codes::FewRows few = codes_at(p, static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row)), col, cols, sums);
         few.a = a + row * stride;
         few.a_stride = stride;
+        few.row_factors = factors + row;
         p.codes->multiply[coding](few);
     });
 }

@@ -123,6 +123,21 @@ def test_every_code_is_decoded_exactly(level: str) -> None:
             assert torch.equal(torch.cat(alone).view(-1).nan_to_num(7.0), codes.float().nan_to_num(7.0))
 
 
+@pytest.mark.parametrize("fp8", [E4M3, E5M2])
+@pytest.mark.parametrize("exponents", [(-130,), (-100, -60), (-8, 0, 6), (7, 8, 60, 100), (-40, 108)], ids=str)
+def test_rows_of_any_magnitude_times_every_code(level: str, fp8: torch.dtype, exponents: tuple[int, ...]) -> None:
+    """Subnormal codes and numbers near either end of float32, of which no product is lost that float32 holds."""
+    every = torch.arange(256, dtype=torch.uint8).view(fp8).float()
+    every = every[every.isfinite() & (every.abs() <= 448)]
+    right = every[torch.randint(len(every), (300, 70), generator=torch.Generator().manual_seed(1))].to(fp8)
+    scale = torch.tensor([2.0**exponent for exponent in exponents], dtype=torch.float64)[:, None]
+    left = (random(len(exponents), 300, torch.float32).clamp(-1, 1).double() * scale).float()
+    left[:, ::7] = 0
+    expected = left.double() @ right.double()
+    # A sum of subnormal products rounds each of them to a multiple of 2^-149.
+    agree(product(left, right, flags=(False, True)), expected, bound(left, right) + 300 * 2.0**-149)
+
+
 @pytest.mark.parametrize(("m", "k"), [(3, 48), (30, 64), (70, 48)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_epilogue(level: str, m: int, k: int, kind: torch.dtype) -> None:
