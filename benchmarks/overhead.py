@@ -98,11 +98,7 @@ _CACHED = 128
 
 
 def _holding(recipe: fusible.Recipe | None) -> FusibleDecoder:
-    decoder = FusibleDecoder(_NARROW, quantized=False)
-    if recipe is not None:
-        for model in (decoder.body, decoder.head):
-            fusible.quantize_parameters(model, recipe=recipe)
-    return decoder
+    return FusibleDecoder(_NARROW, quantized=recipe is not None, recipe=recipe)
 
 
 def _token(decoder: Decoder) -> Callable[[], object]:

@@ -39,12 +39,14 @@ def _table(head: Row, rows: Iterable[Row]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
 
 
-def beside_torch(table: str, unit: str = "ms") -> list[str]:
-    """A table of ``fusible bench``. Of times and rates the last column is how many times as fast Fusible is, of bytes the share that it takes."""
-    rows = [row for row in results("cpu-2-cores-kernels")["tables"][table]["rows"] if row["unit"] == unit]
+def beside_torch(table: str, unit: str = "ms", file: str = "cpu-2-cores-kernels") -> list[str]:
+    """A table of ``fusible bench``, beside torch or what else it says. Of times and rates the last column is how many times as fast Fusible is, of
+    bytes the share that it takes."""
+    found = results(file)["tables"][table]
+    rows = [row for row in found["rows"] if row["unit"] == unit]
     ratio = "of torch's" if unit == "MB" else "times as fast"
     return _table(
-        ["", f"torch, {unit}", f"Fusible, {unit}", ratio],
+        ["", f"{found.get('beside', 'torch')}, {unit}", f"Fusible, {unit}", ratio],
         [[row["what"], _number(row["torch"]), _number(row["fusible"]), _number(row["ratio"])] for row in rows],
     )
 

@@ -16,7 +16,7 @@ import torch
 
 from fusible import cpp_extensions
 from fusible.cli import main
-from fusible.cli.bench import job, memory, models
+from fusible.cli.bench import job, memory, models, peers, table, timing
 from fusible.cli.bench.generation import FusibleDecoder
 from fusible.cli.bench.machine import Bound, Limits
 from fusible.cli.bench.options import TABLES, BenchOptions
@@ -28,12 +28,13 @@ from fusible.cli.commands.bench import COMMAND
 REPORT = {"fusible": str, "machine": dict, "limits": dict, "options": dict, "note": str, "tables": dict}
 MACHINE = {"cpu", "cores", "load", "memory_bytes", "threads", "native_threads", "level", "torch", "torch_level", "python", "system"}
 ROW = {"what", "unit", "torch", "fusible", "ratio", "target", "met", "bound"}
-LEAST_ROWS = {"casts": 7, "gemm": 7, "matvec": 5, "producers": 10, "training": 5, "generation": 11}
+LEAST_ROWS = {"casts": 7, "gemm": 7, "formats": 28, "matvec": 5, "producers": 10, "training": 5, "recipes": 10, "generation": 11}
 LIMITS = Limits(gflops=100.0, gbytes=10.0)
 
 
-FAST = [name for name in TABLES if name != "training"]
-"""The memory of training is measured in other processes, which import torch anew."""
+FAST = [name for name in TABLES if name not in ("training", "peers")]
+"""The memory of training is measured in other processes, which import torch anew; llama.cpp starts threads of its own, and ends a process that it does
+not like."""
 
 
 def figures(file: Path, tables: list[str]) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def measured(tmp_path_factory) -> dict[str, Any]:
 
 def check_rows(table: dict[str, Any], name: str) -> None:
     """The table's fields are the documented ones, and no row is lacking."""
-    assert set(table) == {"title", "rows", "notes"} and len(table["rows"]) >= LEAST_ROWS[name]
+    assert set(table) == {"title", "beside", "rows", "notes"} and len(table["rows"]) >= LEAST_ROWS[name]
     assert len({row["what"] for row in table["rows"]}) == len(table["rows"])
     for row in table["rows"]:
         assert set(row) == ROW and row["unit"] in ("ms", "tokens/s", "MB")
@@ -105,7 +106,7 @@ def test_json_on_standard_output_is_all_that_is_there(capsys: pytest.CaptureFixt
     assert list(json.loads(captured.out)["tables"]) == ["matvec"] and "matvec" in captured.err
 
 
-NAMES = "casts, gemm, matvec, producers, training or generation, comma-separated"
+NAMES = "casts, gemm, formats, matvec, producers, training, recipes, generation or peers, comma-separated"
 WRONG = {
     "--only casts,nosuch": f"--only: expected {NAMES}, got 'nosuch'; name one of these.\n",
     "--only ,": "--only: expected names, comma-separated, got ','; put a name on both sides of each comma.\n",
@@ -195,6 +196,35 @@ def test_contestants_take_turns() -> None:
     calls: list[str] = []
     times = side_by_side({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2, seconds=0.0)
     assert calls[-4:] == ["a", "b", "a", "b"] and set(times) == {"a", "b"} and all(seconds > 0 for seconds in times.values())
+
+
+def test_a_long_call_has_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    functions = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    monkeypatch.setattr(timing, "_SECONDS_IN_ALL", 0.0)
+    side_by_side(functions, rounds=9, seconds=1e-9)
+    assert calls[12:] == ["a", "b"] * 3
+    monkeypatch.undo()
+    calls.clear()
+    side_by_side(functions, rounds=9, seconds=1e-9)
+    assert calls[12:] == ["a", "b"] * 9
+
+
+def test_what_has_become_slow_is_left_out_of_larger_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_LONG", 0.0)
+
+    def cases(size: int) -> list[Case]:
+        return [Case(f"{size}, {kind or 'any'}", int, int, kind=kind) for kind in ("NN", "")]
+
+    measured = Settings(1, True, 1, LIMITS).measure_growing((1, 2, 3), cases)
+    assert [row.what for row in measured.rows] == ["1, NN", "1, any", "2, any", "3, any"]
+    assert measured.notes == ["Larger sizes than 1, NN are left out, for torch takes seconds."]
+
+
+def test_without_llama_cpp_its_table_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "installed", lambda name: False)
+    measured = peers.peers(Settings(1, True, 1, LIMITS))
+    assert measured.rows == [] and "pip install 'fusible[peers]'" in measured.notes[0]
 
 
 SHAPE = DecoderShape(layers=3, hidden=64, heads=4, groups=2, inner=96, vocabulary=50)

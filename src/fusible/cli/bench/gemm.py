@@ -20,8 +20,9 @@ def gemm(settings: Settings) -> Measured:
     """Products of ``n^3`` from E4M3 to bf16 in the layouts of forward (TN), input gradient (NN) and weight gradient (NT), beside torch's bf16
     product of the same layout and its FP8 product, which knows one layout; and one with bias, GELU and FP8 output."""
     measured = Measured()
-    for n in (32, 64) if settings.quick else (256, 512, 1024, 2048, 4096):
-        measured.rows += settings.measure(_square(n, measured))
+    squares = settings.measure_growing((32, 64) if settings.quick else (256, 512, 1024, 2048, 4096), lambda n: _square(n, measured))
+    measured.rows += squares.rows
+    measured.notes += squares.notes
     sizes = (64, 32, 48) if settings.quick else (4096, 1024, 4096)
     measured.rows += settings.measure([_fused(*sizes)])
     return measured
@@ -34,7 +35,7 @@ def _square(n: int, measured: Measured) -> list[Case]:
     work = {"flops": 2.0 * n**3, "nbytes": 4.0 * n**2}
     ours: dict[str, Callable[[], object]] = {layout: lambda layout=layout: product(a8, b8, layout) for layout in ("TN", "NN", "NT")}
     theirs: dict[str, Callable[[], object]] = {"TN": lambda: bb @ ab.t(), "NN": lambda: bb @ ab, "NT": lambda: bb.t() @ ab}
-    cases = [Case(f"{n}^3, {layout}, torch in bf16", theirs[layout], ours[layout], 0.8, **work) for layout in ours]
+    cases = [Case(f"{n}^3, {layout}, torch in bf16", theirs[layout], ours[layout], 0.8, kind=layout, **work) for layout in ours]
     if n <= _SCALED_UP_TO:
         x, w, one = b8._data.view(torch.float8_e4m3fn), a8._data.view(torch.float8_e4m3fn), torch.ones(())
 
@@ -46,7 +47,7 @@ def _square(n: int, measured: Measured) -> list[Case]:
         except (RuntimeError, AttributeError, TypeError) as error:
             measured.notes.append(f"torch's FP8 product of {n}^3 is left out: {str(error).splitlines()[0]}.")
         else:
-            cases.append(Case(f"{n}^3, TN, torch in FP8 (_scaled_mm)", scaled, ours["TN"], 2.2, **work))
+            cases.append(Case(f"{n}^3, TN, torch in FP8 (_scaled_mm)", scaled, ours["TN"], 2.2, kind="_scaled_mm", **work))
     return cases
 
 

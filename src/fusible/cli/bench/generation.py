@@ -18,9 +18,9 @@ from fusible.cli.bench.machine import Bound
 from fusible.cli.bench.plain import DecoderShape, PlainDecoder, Weights
 from fusible.cli.bench.table import Measured, Row, Settings
 
-__all__ = ["Decoder", "FusibleDecoder", "generation"]
+__all__ = ["FULL", "Decoder", "FusibleDecoder", "generation"]
 
-_FULL = DecoderShape(layers=16, hidden=2048, heads=32, groups=8, inner=8192, vocabulary=32000)
+FULL = DecoderShape(layers=16, hidden=2048, heads=32, groups=8, inner=8192, vocabulary=32000)
 _QUICK = DecoderShape(layers=2, hidden=64, heads=4, groups=2, inner=128, vocabulary=96)
 _SPEED, _BYTES = 1.8, 0.6
 _MOST_ROUNDS = 5
@@ -37,15 +37,15 @@ class Decoder(Protocol):
 
 
 class FusibleDecoder:
-    """``PlainDecoder`` in Fusible, with the same weights: in 8 bits alone, or as they are."""
+    """``PlainDecoder`` in Fusible, with the same weights: in 8 bits alone, in the format of ``recipe``, or as they are."""
 
-    def __init__(self, shape: DecoderShape, *, quantized: bool = True) -> None:
+    def __init__(self, shape: DecoderShape, *, quantized: bool = True, recipe: fusible.Recipe | None = None) -> None:
         weights = Weights()
         bf16 = torch.bfloat16
 
         def linear(columns: int, rows: int) -> fusible.Linear:
             made = fusible.Linear(columns, rows, bias=False, weight_init_method=lambda _: weights.matrix(rows, columns), param_dtype=bf16)
-            return fusible.quantize_parameters(made) if quantized else made
+            return fusible.quantize_parameters(made, recipe=recipe) if quantized else made
 
         def norm() -> fusible.RMSNorm:
             return fusible.RMSNorm(shape.hidden, eps=shape.eps, param_dtype=bf16)
@@ -99,7 +99,7 @@ class _Run(NamedTuple):
 def generation(settings: Settings) -> Measured:
     """16 tokens after prompts of 32, in bf16 with FP8 weights, beside torch in bf16 with the same weights; both take the likeliest token."""
     measured = Measured()
-    shape, prompt, count = (_QUICK, 8, 4) if settings.quick else (_FULL, 32, 16)
+    shape, prompt, count = (_QUICK, 8, 4) if settings.quick else (FULL, 32, 16)
     theirs, ours = PlainDecoder(shape), FusibleDecoder(shape)
     with torch.inference_mode():
         for batch in (1, 8):

@@ -19,6 +19,8 @@ from fusible.machine import cpu_model, installed_memory
 __all__ = ["Bound", "Limits", "describe_machine", "measure_limits"]
 
 _OVERHEAD_BELOW = 100e-6
+_LONG_ENOUGH = 3.0
+"""Seconds after which a product that is slow here need not be called again."""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -89,14 +91,15 @@ def measure_limits(quick: bool) -> Limits:
 def _products(n: int) -> list[Callable[[], object]]:
     x, w = torch.randn(n, n), torch.randn(n, n)
     xb, wb, x8, w8 = x.bfloat16(), w.bfloat16(), fp8(x), fp8(w)
-    return [lambda: x @ w, lambda: xb @ wb, lambda: product(w8, x8), lambda: product(wb, xb)]
+    return [lambda: x @ w, lambda: xb @ wb.t(), lambda: product(w8, x8), lambda: product(wb, xb)]
 
 
 def _best(function: Callable[[], object], seconds: float) -> float:
-    """The least time of a call, of at least seven and as many as fit into ``seconds``. Other work on the machine can only make a call slower."""
+    """The least time of a call, of as many as fit into ``seconds``, and of at least seven unless these take long. Other work on the machine can only
+    make a call slower."""
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < 7 or time.perf_counter() - began < seconds:
+    while time.perf_counter() - began < (seconds if len(times) >= 7 else _LONG_ENOUGH) or not times:
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)

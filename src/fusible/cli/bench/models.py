@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,15 +13,16 @@ from torch.nn import functional as F
 
 from fusible import pytorch as fusible
 from fusible.cli.bench.plain import PlainGPT
-from fusible.cli.training.model import ByteGPT
+from fusible.cli.bench.timing import side_by_side
+from fusible.cli.training.model import RECIPES_BY_NAME, ByteGPT
 from fusible.cli.training.options import TrainOptions
 
-__all__ = ["CONTESTANTS", "MODELS", "Step", "describe_model", "make_step", "work_of"]
+__all__ = ["CONTESTANTS", "MODELS", "Step", "describe_model", "make_step", "plain_dtype", "work_of"]
 
 Step = Callable[[], None]
 MODELS = ("mlp", "gpt")
 CONTESTANTS = ("torch", "torch compiled", "delayed", "current")
-"""bf16 in torch, eager and compiled, and Fusible under two recipes."""
+"""Torch in the faster dtype, eager and compiled, and Fusible under two recipes."""
 
 _BF16 = torch.bfloat16
 
@@ -59,9 +61,19 @@ def work_of(model: str, quick: bool) -> float:
     return 3 * 2.0 * tokens * weights + 3.5 * 2.0 * o.layers * tokens * o.seq_len * o.hidden
 
 
+@cache
+def plain_dtype() -> torch.dtype:
+    """The dtype in which torch is faster here: bf16, or fp32 where the CPU has no instructions for bf16, whose products torch then makes element by
+    element in some layouts."""
+    x = torch.randn(256, 256)
+    halves = x.to(_BF16)
+    times = side_by_side({"bf16": lambda: halves @ halves, "fp32": lambda: x @ x}, rounds=5, seconds=0.0)
+    return torch.float32 if times["fp32"] < times["bf16"] else _BF16
+
+
 def make_step(model: str, contestant: str, quick: bool, executor: str = "eager") -> Step:
-    """A step of ``model``, "mlp" or "gpt", by one of ``CONTESTANTS``, or by Fusible in bf16 ("bf16") or MXFP8 ("mxfp8"); Fusible's are run by
-    ``executor``."""
+    """A step of ``model``, "mlp" or "gpt", by one of ``CONTESTANTS``, or by Fusible in bf16 ("bf16") or under another recipe ("mxfp8", "block",
+    "nvfp4"); Fusible's are run by ``executor``."""
     torch.manual_seed(0)
     if model == "mlp":
         return _mlp(contestant, _mlp_size(quick), executor)
@@ -69,7 +81,7 @@ def make_step(model: str, contestant: str, quick: bool, executor: str = "eager")
 
 
 def _recipe(contestant: str) -> fusible.Recipe | None:
-    return {"delayed": fusible.DelayedScaling(), "current": fusible.Float8CurrentScaling(), "mxfp8": fusible.MXFP8BlockScaling()}.get(contestant)
+    return None if contestant == "bf16" or contestant not in RECIPES_BY_NAME else RECIPES_BY_NAME[contestant][0]
 
 
 def _mlp(contestant: str, size: _Size, executor: str) -> Step:
@@ -77,7 +89,7 @@ def _mlp(contestant: str, size: _Size, executor: str) -> Step:
     plain = contestant.startswith("torch")
     if plain:
         parts = (nn.LayerNorm(hidden), nn.Linear(hidden, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, hidden))
-        model: Any = nn.Sequential(*parts).bfloat16()
+        model: Any = nn.Sequential(*parts).to(plain_dtype())
     else:
         model = fusible.Sequential(
             fusible.LayerNorm(hidden, param_dtype=_BF16),
@@ -88,7 +100,8 @@ def _mlp(contestant: str, size: _Size, executor: str) -> Step:
         model.compile(executor)
     call = torch.compile(model) if contestant == "torch compiled" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    x, dy = torch.randn(tokens, hidden).to(_BF16).requires_grad_(), torch.randn(tokens, hidden).to(_BF16)
+    dtype = plain_dtype() if plain else _BF16
+    x, dy = torch.randn(tokens, hidden).to(dtype).requires_grad_(), torch.randn(tokens, hidden).to(dtype)
     recipe = _recipe(contestant)
 
     def step() -> None:
@@ -107,7 +120,7 @@ def _gpt(contestant: str, options: TrainOptions) -> Step:
     model: nn.Module
     forward: Callable[[Tensor], Tensor]
     if contestant.startswith("torch"):
-        model = PlainGPT(options).bfloat16()
+        model = PlainGPT(options).to(plain_dtype())
         forward = torch.compile(model) if contestant == "torch compiled" else model
     else:
         model = forward = ByteGPT(options, contestant)

@@ -17,10 +17,13 @@ __all__ = ["BenchOptions", "TABLES"]
 TABLES = {
     "casts": "to FP8 and back",
     "gemm": "matrix products of FP8 operands",
+    "formats": "casts to every number format, and products in it",
     "matvec": "an FP8 weight and a few rows of bfloat16",
     "producers": "norms, activations, attention and Adam",
     "training": "steps of an MLP and of a GPT, and their memory",
+    "recipes": "the same steps under every recipe, beside delayed scaling",
     "generation": "tokens of a decoder of 1.1 billion parameters",
+    "peers": "the same decoder beside llama.cpp, where it is installed",
 }
 """The tables in their order, and what each is of. The module of a table is named as it is, and so is the function in it that measures."""
 

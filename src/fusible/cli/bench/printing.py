@@ -39,7 +39,7 @@ QUICK = (
 
 def print_table(name: str, title: str, measured: Measured, console: Console, *, judged: bool = True) -> None:
     """The rows, and the notes below them. ``judged``: say which targets are missed."""
-    table = make_table(name, ">torch", ">fusible", "", ">ratio", ">target", "bound by", title=f"{name}: {title}")
+    table = make_table(name, f">{measured.beside}", ">fusible", "", ">ratio", ">target", "bound by", title=f"{name}: {title}")
     for row in measured.rows:
         figures = (_figure(row.torch), _figure(row.fusible), row.unit, f"{row.ratio:.2f}", _target(row, judged))
         table.add_row(escape(row.what), *figures, _bound(row.bound))

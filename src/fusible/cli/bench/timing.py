@@ -14,20 +14,27 @@ __all__ = ["side_by_side", "using_threads"]
 
 _WARM_UP, _WARM_UP_AT_LEAST, _WARM_UP_SECONDS = 5, 3, 1.0
 """Calls before the first timed one: the first call of a pass plans it, the second records it, and from the third on it is replayed."""
+_SECONDS_IN_ALL = 20.0
+"""What a function's turns may take; one that needs longer has fewer of them, and at least three."""
 
 
 def side_by_side(functions: Mapping[str, Callable[[], object]], *, rounds: int = 30, seconds: float = 0.01) -> dict[str, float]:
     """The median time of one call of each function, in seconds.
 
-    The functions take turns, ``rounds`` times, each for about ``seconds`` at a time, so that other work on the machine slows all of them alike.
+    The functions take turns, ``rounds`` times, each for about ``seconds`` at a time, so that other work on the machine slows all of them alike. Of a
+    call that takes seconds, fewer rounds have to do.
     """
-    counts = {name: max(1, int(seconds / max(_warm_up(function), 1e-7))) for name, function in functions.items()}
+    warm = {name: max(_warm_up(function), 1e-7) for name, function in functions.items()}
+    counts = {name: max(1, int(seconds / taken)) for name, taken in warm.items()}
+    turns = {name: max(3, int(_SECONDS_IN_ALL / max(taken, seconds))) for name, taken in warm.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}
     gc.collect()
     gc.disable()
     try:
-        for _ in range(rounds):
+        for turn in range(rounds):
             for name, function in functions.items():
+                if turn >= turns[name]:
+                    continue
                 count = counts[name]
                 start = time.perf_counter()
                 for _ in range(count):

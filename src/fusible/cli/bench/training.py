@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fusible.cli.bench.memory import peak_memory
-from fusible.cli.bench.models import CONTESTANTS, MODELS, Step, describe_model, make_step, work_of
+from fusible.cli.bench.models import CONTESTANTS, MODELS, Step, describe_model, make_step, plain_dtype, work_of
 from fusible.cli.bench.table import Case, Measured, Row, Settings
 
 __all__ = ["training"]
@@ -17,8 +17,11 @@ _LONG = ("torch compiled", "current")
 
 
 def training(settings: Settings) -> Measured:
-    """Steps in FP8, by delayed and by current scaling, beside bf16 in torch, eager and compiled; then the peak of the memory that steps take."""
+    """Steps in FP8, by delayed and by current scaling, beside torch's, eager and compiled, in bf16 or in fp32, whichever is faster here; then the peak
+    of the memory that steps take."""
     measured = Measured()
+    if plain_dtype() is torch.float32:
+        measured.notes.append("Torch computes in float32 here, in which its products are faster than in bfloat16.")
     for model in MODELS:
         measured.rows += settings.measure(_cases(model, settings.quick, measured))
     for model in ("mlp",) if settings.quick else MODELS:
