@@ -185,8 +185,8 @@ struct CodesSeen {
 
 inline bool has_nan(const CodesSeen& seen) { return _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen.largest, _mm256_set1_epi8(-1))) != 0; }
 
-/// The fields of a code where bfloat16 has its own: shifts are fewer instructions than the conversion of float16, of which a CPU makes two. The exponent is
-/// too small by the difference of the biases, and subnormal codes are subnormal floats.
+/// The fields of a code where bfloat16 has its own: shifts are fewer instructions than the conversion of float16, of which a CPU makes two. The exponent
+/// is too small by the difference of the biases, and subnormal codes are subnormal floats.
 template <>
 class Decoder8<E4M3> {
   public:

@@ -33,8 +33,8 @@ LIMITS = Limits(gflops=100.0, gbytes=10.0)
 
 
 FAST = [name for name in TABLES if name not in ("training", "peers")]
-"""The memory of training is measured in other processes, which import torch anew; llama.cpp starts threads of its own, and ends a process that it does
-not like."""
+"""The memory of training is measured in other processes, which import torch anew; llama.cpp starts threads of its own, and ends a process that it
+does not like."""
 
 
 def figures(file: Path, tables: list[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def matvec(settings: Settings) -> Measured:
     measured = Measured()
     for rows, target in _TARGETS.items():
         x = torch.randn(rows, n).bfloat16()
-        work = {"flops": 2.0 * rows * n**2, "nbytes": n**2 + 4.0 * rows * n}
-        case = Case(f"[{n}, {n}] x {rows}", lambda x=x: F.linear(x, plain), lambda x=x: product(quantized, x), target, **work)
+        flops, nbytes = 2.0 * rows * n**2, n**2 + 4.0 * rows * n
+        case = Case(f"[{n}, {n}] x {rows}", lambda x=x: F.linear(x, plain), lambda x=x: product(quantized, x), target, flops, nbytes)
         measured.rows += settings.measure([case])
     return measured

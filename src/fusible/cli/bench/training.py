@@ -17,8 +17,8 @@ _LONG = ("torch compiled", "current")
 
 
 def training(settings: Settings) -> Measured:
-    """Steps in FP8, by delayed and by current scaling, beside torch's, eager and compiled, in bf16 or in fp32, whichever is faster here; then the peak
-    of the memory that steps take."""
+    """Steps in FP8, by delayed and by current scaling, beside torch's, eager and compiled, in bf16 or in fp32, whichever is faster here; then the
+    peak of the memory that steps take."""
     measured = Measured()
     if plain_dtype() is torch.float32:
         measured.notes.append("Torch computes in float32 here, in which its products are faster than in bfloat16.")
