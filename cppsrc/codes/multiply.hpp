@@ -25,6 +25,7 @@ constexpr int kMostRows = 8;
 constexpr int kMostColumns = 8;
 template <class Decoder>
 constexpr int kTurns = 1;
+#define FUSIBLE_EACH_COLUMN
 #else
 template <class Decoder>
 constexpr int kSumsHeld = Decoder::kGroups * Decoder::kVectors > 4 ? 4 : 8;
@@ -32,6 +33,7 @@ constexpr int kMostRows = 4;
 constexpr int kMostColumns = 4;  // lines of as many, and of those after them, have a place in the first cache, even where they are 4 KB apart
 template <class Decoder>
 constexpr int kTurns = Decoder::kGroups * Decoder::kVectors > 4 ? 1 : 2;
+#define FUSIBLE_EACH_COLUMN _Pragma("GCC unroll 8")  // their sums stay in registers
 #endif
 
 /// KC of three rows and more: of A, all rows of so many elements stay in the first cache.
@@ -141,7 +143,7 @@ inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t 
         std::int64_t k = section;
         for (; k + kElements <= end; k += kElements) {
             const float* const a = few.a + k;
-#pragma GCC unroll 8
+            FUSIBLE_EACH_COLUMN
             for (int c = 0; c < kWidth; ++c) {
                 const std::uint8_t* const codes = b[c] + k / kPerByte;
                 __builtin_prefetch(codes + kWidth * few.b_stride);  // the columns after these: a CPU does not see where they begin
@@ -202,6 +204,8 @@ void multiply(const FewRows& few) {
         multiply_at_most<Decoder, Factors, kMostRows>(some);
     }
 }
+
+#undef FUSIBLE_EACH_COLUMN
 
 }  // namespace
 }  // namespace fusible::codes::FUSIBLE_LEVEL

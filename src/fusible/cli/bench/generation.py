@@ -18,7 +18,7 @@ from fusible.cli.bench.machine import Bound
 from fusible.cli.bench.plain import DecoderShape, PlainDecoder, Weights
 from fusible.cli.bench.table import Measured, Row, Settings
 
-__all__ = ["FULL", "Decoder", "FusibleDecoder", "generation"]
+__all__ = ["Decoder", "FULL", "FusibleDecoder", "generation"]
 
 FULL = DecoderShape(layers=16, hidden=2048, heads=32, groups=8, inner=8192, vocabulary=32000)
 _QUICK = DecoderShape(layers=2, hidden=64, heads=4, groups=2, inner=128, vocabulary=96)

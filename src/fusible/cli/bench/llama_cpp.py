@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,7 +47,6 @@ class _FromRegistry:
     def generate(self, prompt: Sequence[int], count: int) -> Times:
         asked = {"prompt": list(prompt), "n_predict": count, "temperature": 0, "cache_prompt": False, "ignore_eos": True, "logprobs": 1}
         found = self._server.handle_completions(asked)
-        found = json.loads(found) if isinstance(found, (str, bytes)) else found
         times, first = found["timings"], found["choices"][0]["logprobs"]["content"][0]["id"]
         return Times(times["prompt_ms"] / 1e3, times["predicted_ms"] / 1e3 / (times["predicted_n"] - 1), first)
 
