@@ -82,9 +82,9 @@ float reorder(float* elements, std::int64_t count) {
 }
 
 /// The sums of a column and a row: those of the vectors that follow one another in turn, of which none waits for another.
-template <int kTurns>
+template <int kCount>
 struct Sums {
-    F32 of[kTurns];
+    F32 of[kCount];
 
     Sums() {
         for (F32& sum : of) sum = splat(0.0f);
@@ -92,7 +92,7 @@ struct Sums {
 
     F32 total() const {
         F32 all = of[0];
-        for (int i = 1; i < kTurns; ++i) all = add(all, of[i]);
+        for (int i = 1; i < kCount; ++i) all = add(all, of[i]);
         return all;
     }
 };
@@ -199,9 +199,12 @@ void multiply_at_most(const FewRows& few) {
 template <class Decoder, class Factors>
 void multiply(const FewRows& few) {
     FewRows some = few;
-    for (int left = few.rows; left > 0; left -= some.rows, some.a += some.rows * few.a_stride, some.row_factors += some.rows, some.sums += some.rows * few.sums_stride) {
+    for (int left = few.rows; left > 0; left -= some.rows) {
         some.rows = left < kMostRows ? left : kMostRows;
         multiply_at_most<Decoder, Factors, kMostRows>(some);
+        some.a += some.rows * few.a_stride;
+        some.row_factors += some.rows;
+        some.sums += some.rows * few.sums_stride;
     }
 }
 
