@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
 }
 HELD = ("fp8", "mxfp8", "nvfp4")
 STEPS = ("full, transformers", "full, delayed", "lora, transformers", "lora, delayed, weights in fp8")
-_ROUNDS, _PROMPT, _TOKENS, _LONG = 3, 32, 16, 512
+_THREADS, _ROUNDS, _PROMPT, _TOKENS, _LONG = 2, 3, 32, 16, 512
 
 Call = Callable[[], object]
 
@@ -133,8 +133,13 @@ def _step(name: str, folder: str) -> Call:
     return step
 
 
-def _main(name: str, folder: str) -> None:
+def _begin() -> None:
     keep_freed_memory()
+    torch.set_num_threads(_THREADS)
+
+
+def _main(name: str, folder: str) -> None:
+    _begin()
     with PeakMemory(interval=1e-2) as memory:
         step, times = _step(name, folder), []
         for _ in range(5):
@@ -148,7 +153,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         _main(*sys.argv[1:])
     else:
-        keep_freed_memory()
-        torch.set_num_threads(2)
+        _begin()
         for row in pretrained():
             print({key: value if isinstance(value, str) else round(value, 1) for key, value in row.items()})

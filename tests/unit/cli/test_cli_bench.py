@@ -221,6 +221,12 @@ def test_what_has_become_slow_is_left_out_of_larger_sizes(monkeypatch: pytest.Mo
     assert measured.notes == ["Larger sizes than 1, NN are left out, for torch takes seconds."]
 
 
+@pytest.mark.parametrize(("fp32", "dtype"), [(1.0, torch.float32), (3.0, torch.bfloat16), (20.0, torch.bfloat16)])
+def test_torch_trains_in_float32_where_that_is_several_times_as_fast(monkeypatch: pytest.MonkeyPatch, fp32: float, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(models, "side_by_side", lambda calls, **_: {"bf16": 10.0, "fp32": fp32})
+    assert models.plain_dtype.__wrapped__() is dtype
+
+
 def test_without_llama_cpp_its_table_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "installed", lambda name: False)
     measured = peers.peers(Settings(1, True, 1, LIMITS))

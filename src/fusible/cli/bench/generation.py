@@ -18,9 +18,9 @@ from fusible.cli.bench.machine import Bound
 from fusible.cli.bench.plain import DecoderShape, PlainDecoder, Weights
 from fusible.cli.bench.table import Measured, Row, Settings
 
-__all__ = ["Decoder", "FULL", "FusibleDecoder", "generation"]
+__all__ = ["DECODER_1B", "Decoder", "FusibleDecoder", "generation"]
 
-FULL = DecoderShape(layers=16, hidden=2048, heads=32, groups=8, inner=8192, vocabulary=32000)
+DECODER_1B = DecoderShape(layers=16, hidden=2048, heads=32, groups=8, inner=8192, vocabulary=32000)
 _QUICK = DecoderShape(layers=2, hidden=64, heads=4, groups=2, inner=128, vocabulary=96)
 _SPEED, _BYTES = 1.8, 0.6
 _MOST_ROUNDS = 5
@@ -99,7 +99,7 @@ class _Run(NamedTuple):
 def generation(settings: Settings) -> Measured:
     """16 tokens after prompts of 32, in bf16 with FP8 weights, beside torch in bf16 with the same weights; both take the likeliest token."""
     measured = Measured()
-    shape, prompt, count = (_QUICK, 8, 4) if settings.quick else (FULL, 32, 16)
+    shape, prompt, count = (_QUICK, 8, 4) if settings.quick else (DECODER_1B, 32, 16)
     theirs, ours = PlainDecoder(shape), FusibleDecoder(shape)
     with torch.inference_mode():
         for batch in (1, 8):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,12 +76,8 @@ PACKAGES: dict[str, Callable[[Path, int, int], TokenSource]] = {"xllamacpp": _Fr
 
 
 def installed(name: str) -> bool:
-    """Whether a module can be imported."""
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
+    """Whether there is such a module; one that cannot be imported says why when it is."""
+    return importlib.util.find_spec(name) is not None
 
 
 def write_gguf(file: Path, decoder: PlainDecoder, format_name: str) -> None:

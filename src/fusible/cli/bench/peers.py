@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fusible import pytorch as fusible
-from fusible.cli.bench.generation import FULL, FusibleDecoder
+from fusible.cli.bench.generation import DECODER_1B, FusibleDecoder
 from fusible.cli.bench.llama_cpp import PACKAGES, Times, TokenSource, installed, write_gguf
 from fusible.cli.bench.plain import DecoderShape, PlainDecoder
 from fusible.cli.bench.table import Measured, Row, Settings
@@ -54,7 +54,7 @@ def peers(settings: Settings) -> Measured:
         do = "pip install 'fusible[peers]', or gguf and llama-cpp-python, which is built for this machine"
         measured.notes.append(f"llama.cpp is left out, for it is not installed: {do}.")
         return measured
-    shape, length, count = (_QUICK, 8, 4) if settings.quick else (FULL, 128, 32)
+    shape, length, count = (_QUICK, 8, 4) if settings.quick else (DECODER_1B, 128, 32)
     prompt = torch.randint(shape.vocabulary, (length,), generator=torch.Generator().manual_seed(1)).tolist()
     plain = PlainDecoder(shape)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():

@@ -17,11 +17,11 @@ _LONG = ("torch compiled", "current")
 
 
 def training(settings: Settings) -> Measured:
-    """Steps in FP8, by delayed and by current scaling, beside torch's, eager and compiled, in bf16 or in fp32, whichever is faster here; then the
-    peak of the memory that steps take."""
+    """Steps in FP8, by delayed and by current scaling, beside torch's, eager and compiled, in the dtype of ``plain_dtype``; then the peak of the
+    memory that steps take."""
     measured = Measured()
     if plain_dtype() is torch.float32:
-        measured.notes.append("Torch computes in float32 here, in which its products are faster than in bfloat16.")
+        measured.notes.append("Torch computes in float32 here, in which its products are several times as fast as in bfloat16.")
     for model in MODELS:
         measured.rows += settings.measure(_cases(model, settings.quick, measured))
     for model in ("mlp",) if settings.quick else MODELS:
