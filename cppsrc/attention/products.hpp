@@ -60,7 +60,7 @@ class Panel {
         for (int r = 0; r < height; ++r)
             for (int v = 0; v < kNR; v += kLanes) {
                 float* const at = sums + r * stride + v;
-                store(at, joined(load(own + r * kNR + v), at, add_to, nullptr));
+                store(at, joined(load(own + r * kNR + v), at, add_to));
             }
     }
 

@@ -22,8 +22,8 @@ struct Slab {
     const std::int32_t* last;  // PaddedUnits
 };
 
-/// As multiply_tiles, of `rows` rows from the r-th on, where the sum of each block is multiplied by a factor: that of one while the next is summed.
-template <int kDown, int kAcross>
+/// As multiply_tiles, of `rows` rows from the r-th on, where the sum of each block is multiplied by factors: that of one while the next is summed.
+template <int kDown, int kAcross, bool kOfRows>
 inline void multiply_scaled_tiles(const Block& block, int r, int rows, const Slab& slab, float* sums) {
     constexpr int kCols = 2 * kTileRows;
     alignas(64) float of_block[2][kCols * kCols];
@@ -36,12 +36,13 @@ inline void multiply_scaled_tiles(const Block& block, int r, int rows, const Sla
             multiply_tiles<kDown, kAcross>(a, slab.panel + u * kNR, units, slab.last, of_block[i % 2], kCols, false);
         }
         if (i == 0) continue;
-        const float* const factors = factors_at(block, slab.panel, u - block.factor_units);
+        const auto factors = SumFactors<kOfRows>::at(block, slab.panel, kNR, u / block.factor_units - 1, r);
         const bool add_to = block.add_to || u > block.factor_units;
         for (int row = 0; row < rows; ++row)
             for (int v = 0; v < kAcross; ++v) {
                 float* const at = sums + (r + row) * block.sums_stride + v * kLanes;
-                store(at, joined(load(of_block[(i - 1) % 2] + row * kCols + v * kLanes), at, add_to, factors + v * kLanes));
+                const F32 sum = load(of_block[(i - 1) % 2] + row * kCols + v * kLanes);
+                store(at, factors.added(add_to ? load(at) : splat(0.0f), sum, row, v * kLanes));
             }
     }
 }
@@ -49,7 +50,8 @@ inline void multiply_scaled_tiles(const Block& block, int r, int rows, const Sla
 /// A slab's part of the sums of `rows` rows from the r-th on, 32 of them or at most 16.
 template <int kDown, int kAcross>
 inline void multiply_slab_of_tiles(const Block& block, int r, int rows, const Slab& slab, float* sums) {
-    if (block.factor_units != 0) return multiply_scaled_tiles<kDown, kAcross>(block, r, rows, slab, sums);
+    if (block.row_factors != nullptr) return multiply_scaled_tiles<kDown, kAcross, true>(block, r, rows, slab, sums);
+    if (block.factor_units != 0) return multiply_scaled_tiles<kDown, kAcross, false>(block, r, rows, slab, sums);
     const auto a = TileRows::in_squares(block.a + r * block.row_stride + slab.u * kTileRows, block.row_stride);
     multiply_tiles<kDown, kAcross>(a, slab.panel + slab.u * kNR, slab.units, slab.last, sums + r * block.sums_stride, block.sums_stride,
                                    block.add_to || slab.u > 0);

@@ -1,5 +1,6 @@
 // The schedules in which B is packed.
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "gemm/packing.hpp"
@@ -10,6 +11,10 @@
 namespace fusible::gemm {
 
 namespace {
+
+/// Threads of which each packs all of A for itself: to read what another one has written costs more than that, a cache line 45 cycles where packing it
+/// takes 10 (Zen 4).
+constexpr int kMostOwners = 4;
 
 std::int64_t row_blocks(const Product& p, const Plan& plan) { return (p.m + plan.mc - 1) / plan.mc; }
 
@@ -48,26 +53,40 @@ void run_blocked(Product& p, const Plan& plan) {
     }
 }
 
-void run_shared_a(Product& p, const Plan& plan) {
+void run_whole_a(Product& p, const Plan& plan) {
     const std::int64_t panels = p.micro_panels(p.n);
     const std::int64_t panel_units = p.panel_units(p.k);
     const std::int64_t step = plan.nc / p.kernels.nr;
     const Round whole{0, p.n, 0, p.k, nullptr, 0, nullptr, true};
     const std::int64_t block_units = a_block_units(p, whole);
-    std::vector<Block> blocks(static_cast<std::size_t>(row_blocks(p, plan)));
-    auto* packed_a = scratch().shared.of<std::int32_t>(blocks.size() * static_cast<std::size_t>(block_units));
-    parallel_for(blocks.size(), p.threads, [&](std::size_t i) {
-        blocks[i] = pack_a_block(p, whole, static_cast<std::int64_t>(i), packed_a + static_cast<std::int64_t>(i) * block_units);
-    });
-    parallel_for_uneven(static_cast<std::size_t>((panels + step - 1) / step), p.threads, [&](std::size_t task) {
-        auto* packed_b = scratch().packed_b.of<std::int32_t>(static_cast<std::size_t>(step * panel_units));
-        const std::int64_t first = static_cast<std::int64_t>(task) * step;
-        const std::int64_t last = std::min(first + step, panels);
-        for (std::int64_t panel = first; panel < last; ++panel) pack_b_panel(p, whole, panel, packed_b + (panel - first) * panel_units);
-        Round round = whole;
-        round.b = packed_b;
-        round.first_panel = first;
-        for (std::size_t i = 0; i < blocks.size(); ++i) multiply_block(p, round, static_cast<std::int64_t>(i), blocks[i], first, last);
+    std::vector<Block> shared(static_cast<std::size_t>(row_blocks(p, plan)));
+    const std::size_t units = shared.size() * static_cast<std::size_t>(block_units);
+    const auto pack = [&](std::vector<Block>& blocks, std::int32_t* memory, std::size_t i) {
+        blocks[i] = pack_a_block(p, whole, static_cast<std::int64_t>(i), memory + static_cast<std::int64_t>(i) * block_units);
+    };
+    const bool owned = p.threads <= kMostOwners;
+    if (!owned) {
+        auto* const memory = scratch().shared.of<std::int32_t>(units);
+        parallel_for(shared.size(), p.threads, [&](std::size_t i) { pack(shared, memory, i); });
+    }
+    std::atomic<std::int64_t> taken{0};
+    const std::int64_t tasks = (panels + step - 1) / step;
+    parallel_for(static_cast<std::size_t>(std::min<std::int64_t>(p.threads, tasks)), p.threads, [&](std::size_t) {
+        std::vector<Block> blocks = shared;
+        if (owned) {
+            auto* const memory = scratch().packed_a.of<std::int32_t>(units);
+            for (std::size_t i = 0; i < blocks.size(); ++i) pack(blocks, memory, i);
+        }
+        auto* const packed_b = scratch().packed_b.of<std::int32_t>(static_cast<std::size_t>(step * panel_units));
+        for (std::int64_t task = taken++; task < tasks; task = taken++) {
+            const std::int64_t first = task * step;
+            const std::int64_t last = std::min(first + step, panels);
+            for (std::int64_t panel = first; panel < last; ++panel) pack_b_panel(p, whole, panel, packed_b + (panel - first) * panel_units);
+            Round round = whole;
+            round.b = packed_b;
+            round.first_panel = first;
+            for (std::size_t i = 0; i < blocks.size(); ++i) multiply_block(p, round, static_cast<std::int64_t>(i), blocks[i], first, last);
+        }
     });
 }
 

@@ -2,16 +2,30 @@
 #pragma once
 
 #include "gemm/kernels.hpp"
-#include "gemm/tile.hpp"
+#include "simd/math.hpp"
 
 namespace fusible::gemm::FUSIBLE_LEVEL {
 namespace {
 
-/// Those of the columns of a micro-panel for the block that its u-th unit begins; null where there are none.
-[[maybe_unused]] inline const float* factors_at(const Block& block, const std::int32_t* panel, std::int64_t u) {
-    if (block.factor_units == 0) return nullptr;
-    return reinterpret_cast<const float*>(panel + (block.kc + u / block.factor_units) * kNR);
-}
+using namespace simd::FUSIBLE_LEVEL;
+
+/// Those of a block's columns, and, kOfRows, of its rows: a sum is multiplied by the product of both.
+template <bool kOfRows>
+struct SumFactors {
+    const float* columns;
+    const float* rows;
+
+    /// The i-th block's, of the micro-panel of `nr` columns that begins at `panel`: of its columns, and of the rows from the r-th on.
+    static SumFactors at(const Block& block, const std::int32_t* panel, int nr, std::int64_t i, int r) {
+        return {reinterpret_cast<const float*>(panel + (block.kc + i) * nr), kOfRows ? block.row_factors + i * block.rows + r : nullptr};
+    }
+
+    /// `to`, and a sum of the r-th of the rows and of a vector of columns from the c-th on, in one rounding; and one before of the product of factors.
+    F32 added(F32 to, F32 sum, int r, int c) const {
+        const F32 factor = load(columns + c);
+        return fma(sum, kOfRows ? mul(factor, splat(rows[r])) : factor, to);
+    }
+};
 
 }  // namespace
 }  // namespace fusible::gemm::FUSIBLE_LEVEL

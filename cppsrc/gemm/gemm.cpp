@@ -32,6 +32,30 @@ const codes::Kernels* codes_for(std::int64_t m, const Operand& a, const Operand&
     return &codes::kernels();
 }
 
+/// The kernels of a product, and where they take the scales of each operand.
+struct Choice {
+    const Kernels& kernels;
+    Scaling a;
+    Scaling b;
+};
+
+Choice choose(const Operand& a, const Operand& b, bool reads_codes) {
+    const Kernels& fastest = kernels_for(a.kind, b.kind);
+    const Scaling of_a = a.has_blocks() ? scaling_for(fastest, a) : Scaling::None;
+    const Scaling of_b = b.has_blocks() && !reads_codes ? scaling_for(fastest, b) : Scaling::None;
+    if (reads_codes || of_a == Scaling::OfFloats || of_b == Scaling::OfFloats) {
+        const auto in_floats = [](Scaling of) { return of == Scaling::None ? of : Scaling::OfFloats; };
+        return {FUSIBLE_SELECT(kernels), in_floats(of_a), in_floats(of_b)};
+    }
+#if defined(FUSIBLE_X86_KERNELS)
+    if (current_level() == Level::Avx512Bf16) {
+        if (a.has_fours() && a.coding == b.coding) return {avx512bf16::kernels_of_integers, Scaling::OfSums, Scaling::OfSums};
+        if (of_a == Scaling::OfSums || of_b == Scaling::OfSums) return {avx512bf16::kernels_of_sums, of_a, of_b};
+    }
+#endif
+    return {fastest, of_a, of_b};
+}
+
 void check_wide(const OptionalView& view, const char* name, std::int64_t count) {
     if (!view) return;
     check_dtype(*view, name, is_wide_float(view->dtype), "float32, float16 or bfloat16");
@@ -47,8 +71,8 @@ void run(Product& p) {
             return run_few_codes(p, plan);
         case Schedule::Turned:
             return run_turned(p, plan);
-        case Schedule::SharedA:
-            return run_shared_a(p, plan);
+        case Schedule::WholeA:
+            return run_whole_a(p, plan);
         case Schedule::Blocked:
             return run_blocked(p, plan);
     }
@@ -114,15 +138,9 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const auto work = static_cast<std::size_t>(m * n) * static_cast<std::size_t>(k) / 16;
     const std::int64_t chunk_rows = chunk_rows_for(m, k, dst_transposed.has_value());
     const codes::Kernels* const codes = codes_for(m, a, b);
-    const Kernels& fastest = kernels_for(a.kind, b.kind);
-    const Scaling of_left = a.has_blocks() ? scaling_for(fastest, a) : Scaling::None;
-    const Scaling of_right = b.has_blocks() && codes == nullptr ? scaling_for(fastest, b) : Scaling::None;
-    const bool a_fits = of_left == Scaling::None || of_left == Scaling::OfValues;
-    const bool floats = codes != nullptr || !a_fits || of_right == Scaling::OfFloats;
-    const Kernels& kernels = floats ? FUSIBLE_SELECT(kernels) : fastest;
-    const Scaling scaling = floats && of_right != Scaling::None ? Scaling::OfFloats : of_right;
-    const bool halves_hold_a = a.kind >= ElementKind::BFloat16 && a_fits;
-    Product product{kernels, codes, a, b, scaling, halves_hold_a, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
+    const auto [kernels, scaling_a, scaling_b] = choose(a, b, codes != nullptr);
+    const bool halves_hold_a = a.kind >= ElementKind::BFloat16 && (!a.has_blocks() || scaling_for(kernels_for(a.kind, b.kind), a) == Scaling::OfValues);
+    Product product{kernels, codes, a, b, scaling_a, scaling_b, halves_hold_a, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
     std::optional<cast::ColumnSums> sums;
     if (column_sums) product.column_sums = &sums.emplace(m, n, chunk_rows);
     if (m * n > 0) run(product);

@@ -4,9 +4,10 @@
 #include "gemm/amx.hpp"
 #include "gemm/coded_rows.hpp"
 #include "gemm/epilogue.hpp"
-#include "gemm/factors.hpp"
 #include "gemm/few_rows.hpp"
+#include "gemm/integers.hpp"
 #include "gemm/pack.hpp"
+#include "gemm/scaled_sums.hpp"
 #include "gemm/tile.hpp"
 
 namespace fusible::gemm::FUSIBLE_LEVEL {
@@ -45,12 +46,11 @@ class Ahead {
 template <int kWidth>
 void multiply_slab(const Block& block, std::int64_t u, std::int64_t depth, const std::int32_t* panel, float* sums, Ahead& ahead) {
     const std::int32_t* const b = panel + u * kNR;
-    const float* const factors = factors_at(block, panel, u);
     constexpr int kHeight = mr_of(kWidth);
     for (int r = 0; r < block.rows; r += kHeight) {
         const PackedRows a{block.a + r * block.row_stride + u * block.unit_stride, block.row_stride, block.unit_stride};
         const int height = block.rows - r < kHeight ? block.rows - r : kHeight;
-        multiply_last<kHeight, kWidth>(height, a, b, depth, sums + r * block.sums_stride, block.sums_stride, block.add_to || u > 0, ahead, factors);
+        multiply_last<kHeight, kWidth>(height, a, b, depth, sums + r * block.sums_stride, block.sums_stride, block.add_to || u > 0, ahead);
         ahead.skip(depth);
     }
 }
@@ -70,9 +70,8 @@ void multiply_slab(int vectors, const Block& block, std::int64_t u, std::int64_t
         const int cols = block.cols - p * kNR;
         const int vectors = cols < kNR ? (cols + kLanes - 1) / kLanes : kVectors;
         const std::int32_t* const panel = block.b + p * block.panel_stride;
-        const std::int64_t slab = block.factor_units != 0 ? block.factor_units : kSlab;
-        for (std::int64_t u = 0; u == 0 || u < block.kc; u += slab) {
-            const std::int64_t depth = block.kc - u < slab ? block.kc - u : slab;
+        for (std::int64_t u = 0; u == 0 || u < block.kc; u += kSlab) {
+            const std::int64_t depth = block.kc - u < kSlab ? block.kc - u : kSlab;
             if (block.ahead == nullptr) {  // the slab that follows
                 const std::int64_t units = depth * kNR;
                 ahead = Ahead(panel + u * kNR + units, units * static_cast<std::int64_t>(sizeof(*panel)), tiles * Ahead::times(depth));
@@ -132,10 +131,11 @@ constexpr auto kMultiply = multiply;
 
 #define FUSIBLE_CODED_COLUMN_PACKERS(pack) {nullptr, nullptr, pack<E4M3>, pack<E5M2>, nullptr, nullptr, nullptr, nullptr}
 
-const Kernels kernels = {
+constexpr Kernels kernels = {
     kDepth,
     kLanes,
     kNR,
+    1,
     FUSIBLE_TAKES,
     kUnitsKind,
     kReadsTiles,
@@ -154,5 +154,48 @@ const Kernels kernels = {
     FUSIBLE_PACKERS(multiply_few_rows),
     finish_block,
 };
+
+#if defined(FUSIBLE_GEMM_SCALES_SUMS)
+
+extern const Kernels kernels_of_sums;
+extern const Kernels kernels_of_integers;
+
+namespace {
+
+constexpr Kernels with_sums_scaled() {
+    constexpr decltype(Kernels::pack_turned) kTurned = FUSIBLE_PACKERS(pack_narrow);
+    constexpr decltype(Kernels::pack_coded_turned) kCodedTurned = FUSIBLE_CODED_PACKERS(pack_coded_narrow);
+    Kernels sums = kernels;
+    sums.nr = kScaledCols;
+    for (int i = 0; i < kElementKinds; ++i) sums.pack_turned[i] = kTurned[i];
+    for (int i = 0; i < codes::kCodings; ++i) sums.pack_coded_turned[i] = kCodedTurned[i];
+    sums.multiply = multiply_scaled<DotsOfBf16>;
+    return sums;
+}
+
+constexpr Kernels with_integers() {
+    constexpr int kFp4 = static_cast<int>(codes::Coding::Fp4);
+    constexpr int kMxFp4 = static_cast<int>(codes::Coding::MxFp4);
+    Kernels integers{};
+    integers.depth = kBytesOfUnit;
+    integers.lanes = kLanes;
+    integers.nr = kScaledCols;
+    integers.factor_rows = 2;
+    integers.pack_coded_rows[kFp4] = pack_integers<SmallScales>;
+    integers.pack_coded_rows[kMxFp4] = pack_integers<ScaleBytes>;
+    integers.pack_coded_turned[kFp4] = pack_turned_integers<SmallScales>;
+    integers.pack_coded_turned[kMxFp4] = pack_turned_integers<ScaleBytes>;
+    integers.multiply = multiply_integers;
+    integers.turn = turn;
+    integers.finish = finish_block;
+    return integers;
+}
+
+}  // namespace
+
+constexpr Kernels kernels_of_sums = with_sums_scaled();
+constexpr Kernels kernels_of_integers = with_integers();
+
+#endif
 
 }  // namespace fusible::gemm::FUSIBLE_LEVEL

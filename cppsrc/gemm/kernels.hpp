@@ -21,6 +21,7 @@ struct Block {
     int cols;
     std::int64_t kc;            // units
     std::int64_t factor_units;  // of K, whose sum of products is multiplied by a row of factors; 0: there are none
+    const float* row_factors;   // and by the row's, of which each factor_units have as many as there are rows; null: there are none
     float* sums;      // whole micro-panels wide; of the last one, whole vectors are written
     std::ptrdiff_t sums_stride;
     bool add_to;
@@ -85,6 +86,7 @@ struct Kernels {
     int depth;  // elements of a unit
     int lanes;  // units of a vector
     int nr;     // columns of a micro-panel
+    int factor_rows;  // of a packed micro-panel, behind its units, for each block whose sums are scaled: the factors are the first of these
     bool takes[kElementKinds];
     ElementKind units_kind;  // the kind of which elements in a row are units as they lie
     bool reads_tiles;        // whether the A of a block lies in squares of `lanes` rows and units
@@ -132,6 +134,8 @@ struct Kernels {
 FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 namespace avx512bf16 {
 extern const Kernels kernels;
+extern const Kernels kernels_of_sums;      // of operands whose scales are multiplied with sums
+extern const Kernels kernels_of_integers;  // of two operands in blocks of codes of four bits
 }
 namespace amx {
 extern const Kernels kernels;

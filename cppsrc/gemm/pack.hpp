@@ -127,19 +127,19 @@ void pack_tiles_down(const void* untyped, std::int64_t stride, std::int64_t dept
     tile_columns(across, depth, width, out, out_stride);
 }
 
-/// A micro-panel of up to kNR rows, turned: out[u][r], with zeros for the rows that it lacks.
-template <class Reader>
+/// A micro-panel of up to kWidth vectors of rows, turned: out[u][r], with zeros for the rows that it lacks.
+template <int kWidth = kVectors, class Reader>
 inline void turn_rows(const Reader& source, std::int64_t rows, std::int64_t depth, std::int32_t* out) {
     for (std::int64_t k = 0; k < depth; k += kRun) {
         const std::int64_t units = depth - k < kRun ? (depth - k + kDepth - 1) / kDepth : kLanes;
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < kWidth; ++v) {
             Units square[kLanes];
             for (int r = 0; r < kLanes; ++r) {
                 const std::int64_t row = v * kLanes + r;
                 square[r] = row < rows ? source.at(row, k, depth - k) : zero_units();
             }
             transpose_units(square);
-            for (std::int64_t u = 0; u < units; ++u) store_units(out + (k / kDepth + u) * kNR + v * kLanes, square[u]);
+            for (std::int64_t u = 0; u < units; ++u) store_units(out + ((k / kDepth + u) * kWidth + v) * kLanes, square[u]);
         }
     }
 }

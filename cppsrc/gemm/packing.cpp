@@ -10,13 +10,20 @@ namespace fusible::gemm {
 
 namespace {
 
-/// The factors of a micro-panel of a transposed B, [blocks of KC, NR] floats: zeros for columns that there are not.
-void write_factors(const Product& p, const Round& round, std::int64_t col, std::int64_t cols, std::int32_t* out) {
-    const std::int64_t nr = p.kernels.nr;
+/// The factors of lines [line, line + lines) of an operand, [blocks of KC, width] floats: ones where its sums are not scaled, and zeros for lines that
+/// there are not.
+void write_factors(const Product& p, const Operand& x, Scaling scaling, const Round& round, std::int64_t line, std::int64_t lines, std::int64_t width,
+                   std::int32_t* out) {
     static_assert(sizeof(float) == sizeof(*out), "a factor takes the place of a unit");
-    for (std::int64_t i = 0; i < p.factors(round.kc); ++i, out += nr) {
-        std::fill(out + cols, out + nr, 0);
-        for (std::int64_t c = 0; c < cols; ++c) std::memcpy(out + c, p.b.scales.at(col + c, round.k0 + i * p.b.scales.length), sizeof(float));
+    constexpr float kNone = 0.0f;
+    constexpr float kOne = 1.0f;
+    const bool scaled = scaling == Scaling::OfSums;
+    const std::int64_t step = scaled ? x.scales.block_step * x.scales.width : 0;
+    const std::int64_t blocks = p.factors(round.kc);
+    for (std::int64_t j = 0; j < width; ++j) {
+        const void* const first = j >= lines ? &kNone : scaled ? x.scales.at(line + j, round.k0) : &kOne;
+        const auto* factor = static_cast<const std::uint8_t*>(first);
+        for (std::int64_t i = 0; i < blocks; ++i, factor += j < lines ? step : 0) std::memcpy(out + i * width + j, factor, sizeof(float));
     }
 }
 
@@ -28,16 +35,17 @@ void pack_b_panel(const Product& p, const Round& round, std::int64_t panel, std:
     const std::int64_t cols = std::min(nr, p.n - col);
     const int kind = table_index(p.b.kind);
     const int coding = static_cast<int>(p.b.coding);
-    if (p.scaling == Scaling::OfSums) write_factors(p, round, col, cols, out + p.units(round.kc) * nr);
-    if (p.b.transposed && p.scales_values()) return p.kernels.pack_coded_turned[coding](p.b.coded(col, round.k0), cols, round.kc, out);
+    const bool with_factors = p.b.has_fours() && p.scaling_b == Scaling::OfSums;  // integers
+    if (p.scales_sums() && !with_factors) write_factors(p, p.b, p.scaling_b, round, col, cols, nr, out + p.units(round.kc) * nr);
+    if (p.b.transposed && p.packs_coded_b()) return p.kernels.pack_coded_turned[coding](p.b.coded(col, round.k0), cols, round.kc, out);
     if (p.b.transposed) return p.kernels.pack_turned[kind](p.b.at(col, round.k0), p.b.cols, cols, round.kc, out);
     if (cols < nr) std::fill(out, out + p.units(round.kc) * nr, 0);
-    if (p.scales_values()) return p.kernels.pack_coded_across[coding](p.b.coded(round.k0, col), round.kc, cols, out, nr);
+    if (p.packs_coded_b()) return p.kernels.pack_coded_across[coding](p.b.coded(round.k0, col), round.kc, cols, out, nr);
     p.kernels.pack_across[kind](p.b.at(round.k0, col), p.b.cols, round.kc, cols, out, nr);
 }
 
 void pack_a_rows(const Product& p, std::int64_t row, std::int64_t rows, std::int64_t k0, std::int64_t depth, std::int32_t* out, std::int64_t stride) {
-    if (p.a.has_blocks()) return p.kernels.pack_coded_rows[static_cast<int>(p.a.coding)](p.a.coded(row, k0), rows, depth, out, stride);
+    if (p.packs_coded_a()) return p.kernels.pack_coded_rows[static_cast<int>(p.a.coding)](p.a.coded(row, k0), rows, depth, out, stride);
     p.kernels.pack_rows[table_index(p.a.kind)](p.a.at(row, k0), p.a.cols, rows, depth, out, stride);
 }
 
@@ -46,7 +54,7 @@ void pack_a_panel(const Product& p, std::int64_t row, std::int64_t end, std::int
     const std::int64_t first = row + panel * nr;
     std::int32_t* const out = packed + panel * nr * p.units(p.k);
     const std::int64_t rows = std::min(nr, end - first);
-    if (p.a.has_blocks()) return p.kernels.pack_coded_turned[static_cast<int>(p.a.coding)](p.a.coded(first, 0), rows, p.k, out);
+    if (p.packs_coded_a()) return p.kernels.pack_coded_turned[static_cast<int>(p.a.coding)](p.a.coded(first, 0), rows, p.k, out);
     p.kernels.pack_turned[table_index(p.a.kind)](p.a.at(first, 0), p.a.cols, rows, p.k, out);
 }
 
@@ -59,13 +67,13 @@ bool in_columns(const Product& p) { return p.a.transposed && !p.kernels.reads_ti
 std::int64_t rows_packed(const Product& p, std::int64_t rows) { return p.kernels.reads_tiles ? round_up(rows, p.kernels.lanes) : rows; }
 
 void pack_a_tiles(const Product& p, std::int64_t row, std::int64_t rows, const Round& round, std::int32_t* out, std::int64_t stride) {
-    if (p.a.has_blocks()) return p.kernels.pack_coded_tiles[static_cast<int>(p.a.coding)](p.a.coded(row, round.k0), rows, round.kc, out, stride);
+    if (p.packs_coded_a()) return p.kernels.pack_coded_tiles[static_cast<int>(p.a.coding)](p.a.coded(row, round.k0), rows, round.kc, out, stride);
     p.kernels.pack_tiles[table_index(p.a.kind)](p.a.at(row, round.k0), p.a.cols, rows, round.kc, out, stride);
 }
 
 /// Rows of a transposed A: in squares or as columns.
 void pack_a_columns(const Product& p, std::int64_t row, std::int64_t rows, const Round& round, std::int32_t* out, std::int64_t stride) {
-    if (p.a.has_blocks()) {
+    if (p.packs_coded_a()) {
         const auto& pack = p.kernels.reads_tiles ? p.kernels.pack_coded_tiles_down : p.kernels.pack_coded_across;
         return pack[static_cast<int>(p.a.coding)](p.a.coded(round.k0, row), round.kc, rows, out, stride);
     }
@@ -78,7 +86,9 @@ void pack_a_columns(const Product& p, std::int64_t row, std::int64_t rows, const
 std::int64_t a_block_units(const Product& p, const Round& round) {
     const std::int64_t lanes = p.kernels.lanes;
     const std::int64_t units = p.units(round.kc);
-    return in_columns(p) ? units * round_up(p.chunk_rows, lanes) : rows_packed(p, p.chunk_rows) * round_up(units, lanes);
+    if (in_columns(p)) return units * round_up(p.chunk_rows, lanes);
+    const std::int64_t factors = p.scaling_a == Scaling::OfSums ? round_up(p.factors(round.kc) * p.chunk_rows, lanes) : 0;
+    return rows_packed(p, p.chunk_rows) * round_up(units, lanes) + factors;
 }
 
 Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::int32_t* out) {
@@ -90,9 +100,14 @@ Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::in
     block.rows = static_cast<int>(rows);
     block.kc = p.units(round.kc);
     block.panel_stride = p.panel_units(round.kc);
-    block.factor_units = p.scaling == Scaling::OfSums ? p.b.scales.length / p.kernels.depth : 0;
+    block.factor_units = p.scales_sums() ? p.factor_length() / p.kernels.depth : 0;
     block.unit_stride = in_columns(p) ? round_up(rows, lanes) : 1;
     block.row_stride = in_columns(p) ? 1 : round_up(block.kc, lanes);
+    if (p.scaling_a == Scaling::OfSums) {
+        std::int32_t* const factors = out + rows_packed(p, rows) * block.row_stride;
+        if (!p.a.has_fours()) write_factors(p, p.a, p.scaling_a, round, row, rows, rows, factors);
+        block.row_factors = reinterpret_cast<const float*>(factors);
+    }
     if (p.a.transposed)
         pack_a_columns(p, row, rows, round, out, in_columns(p) ? block.unit_stride : block.row_stride);
     else if (p.kernels.reads_tiles)
@@ -127,7 +142,7 @@ void read_b_rows(const Product& p, std::int64_t col, std::int64_t cols, Block& b
     }
     block.row_stride = round_up(p.units(p.k), p.kernels.lanes);
     auto* const decoded = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
-    if (p.scales_values())
+    if (p.packs_coded_b())
         pack_coded_rows(p, col, cols, decoded, block.row_stride);
     else
         p.kernels.pack_rows[table_index(p.b.kind)](units, p.b.cols, cols, p.k, decoded, block.row_stride);

@@ -9,11 +9,10 @@ namespace fusible::gemm {
 namespace {
 
 constexpr std::int64_t kMaxMC = 192;
-constexpr std::int64_t kMCStep = 12;                // a multiple of every level's MR
 constexpr std::int64_t kPackedAUnits = 192 * 1024;  // of MC x KC, which stay in the second cache: 768 KiB
 constexpr std::int64_t kPackedBUnits = 1 << 19;     // of KC x NC: 2 MiB
 
-constexpr std::int64_t kSharedARows = 512;        // of M, in all
+constexpr std::int64_t kWholeARows = 512;        // of M, in all
 constexpr std::int64_t kTaskBUnits = 128 * 1024;  // of K x NC, a task's: 512 KiB
 
 constexpr std::int64_t kPackedElements = 128;  // of K for each row and lane, up to which B is packed for more than kFewRows: measured
@@ -55,7 +54,7 @@ std::int64_t turned_mc(const Product& p) {
 }
 
 /// NC of a task, in whole micro-panels: what fits, and four tasks a thread where there are as many.
-std::int64_t shared_a_nc(const Product& p) {
+std::int64_t whole_a_nc(const Product& p) {
     const std::int64_t nr = p.kernels.nr;
     const std::int64_t panel_units = p.panel_units(p.k);
     const std::int64_t fit = std::min(kTaskBUnits / std::max<std::int64_t>(1, panel_units), p.micro_panels(p.n) / (4 * p.threads));
@@ -67,17 +66,17 @@ std::int64_t shared_a_nc(const Product& p) {
 std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes) {
     const std::int64_t most = std::min(kMaxMC, kPackedAUnits / std::clamp<std::int64_t>(k / 2, 1, kMaxKC / 2));
     const std::int64_t blocks = m <= most / 2 ? 1 : 2 * ((m + 2 * most - 1) / (2 * most));
-    return round_up(std::max<std::int64_t>(1, (m + blocks - 1) / blocks), transposes ? cast::kTile : kMCStep);
+    return round_up(std::max<std::int64_t>(1, (m + blocks - 1) / blocks), transposes ? cast::kTile : 1);
 }
 
 Plan plan_for(const Product& p) {
     if (p.codes != nullptr) return {Schedule::FewCodes, p.m, kFewRowsCols, p.k};
     if (p.b.transposed && !p.a.transposed) {
-        if (are_few_rows(p)) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
-        if (!p.kernels.reads_tiles && p.scaling != Scaling::OfSums && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
+        if (are_few_rows(p) && p.scaling_a != Scaling::OfSums) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
+        if (!p.kernels.reads_tiles && !p.scales_sums() && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
     }
     const std::int64_t nr = p.kernels.nr;
-    if (p.m <= kSharedARows && p.k <= kMaxKC && p.n >= 2 * p.threads * nr) return {Schedule::SharedA, p.chunk_rows, shared_a_nc(p), p.k};
+    if (p.m <= kWholeARows && p.k <= kMaxKC && p.n >= 2 * p.threads * nr) return {Schedule::WholeA, p.chunk_rows, whole_a_nc(p), p.k};
     const std::int64_t kc = std::min(p.k, kMaxKC);
     return {Schedule::Blocked, p.chunk_rows, std::max(nr, kPackedBUnits / std::max<std::int64_t>(1, p.units(kc)) / nr * nr), kc};
 }

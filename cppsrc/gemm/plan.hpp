@@ -27,7 +27,7 @@ constexpr std::int64_t kMaxFewTiledRows = 4;  // the same of tiles, which take s
 constexpr std::int64_t kFewRowsCols = 64;  // NC of that schedule, a task's columns
 
 /// Which loops are run; schedules.hpp says of each when and why.
-enum class Schedule { Blocked, SharedA, Turned, FewRows, FewCodes };
+enum class Schedule { Blocked, WholeA, Turned, FewRows, FewCodes };
 
 struct Plan {
     Schedule schedule;
@@ -41,7 +41,8 @@ struct Product {
     const codes::Kernels* codes;  // where there are few rows, and codes of B to be read as they lie; else null
     Operand a;
     Operand b;
-    Scaling scaling;     // of B; values of A are scaled when they are packed
+    Scaling scaling_a;
+    Scaling scaling_b;
     bool halves_hold_a;  // bf16 has its values
     std::int64_t m;
     std::int64_t n;
@@ -55,16 +56,20 @@ struct Product {
     std::int64_t units(std::int64_t elements) const { return (elements + kernels.depth - 1) / kernels.depth; }
     std::int64_t micro_panels(std::int64_t count) const { return (count + kernels.nr - 1) / kernels.nr; }
 
-    /// Whether packed values of B are scaled.
-    bool scales_values() const { return scaling == Scaling::OfValues || scaling == Scaling::OfFloats; }
+    /// Whether an operand is packed with its scales: times these, or integers and then these.
+    bool packs_coded_a() const { return a.has_fours() || scaling_a == Scaling::OfValues || scaling_a == Scaling::OfFloats; }
+    bool packs_coded_b() const { return b.has_fours() || scaling_b == Scaling::OfValues || scaling_b == Scaling::OfFloats; }
 
-    /// Blocks of B along so many elements of K whose sums are scaled.
-    std::int64_t factors(std::int64_t elements) const {
-        return scaling == Scaling::OfSums ? (elements + b.scales.length - 1) / b.scales.length : 0;
-    }
+    bool scales_sums() const { return scaling_b == Scaling::OfSums || scaling_a == Scaling::OfSums; }
+
+    /// Elements of K whose sum of products is scaled: of the blocks of both, where both are scaled so.
+    std::int64_t factor_length() const { return scaling_b == Scaling::OfSums ? b.scales.length : a.scales.length; }
+
+    /// Blocks along so many elements of K whose sums are scaled.
+    std::int64_t factors(std::int64_t elements) const { return scales_sums() ? (elements + factor_length() - 1) / factor_length() : 0; }
 
     /// Units of a packed micro-panel of B, with its factors.
-    std::int64_t panel_units(std::int64_t elements) const { return (units(elements) + factors(elements)) * kernels.nr; }
+    std::int64_t panel_units(std::int64_t elements) const { return (units(elements) + kernels.factor_rows * factors(elements)) * kernels.nr; }
 };
 
 /// Rows of a block of A, and of a chunk of the column sums: of one size and even in number, for two threads or four. They follow from the sizes alone,

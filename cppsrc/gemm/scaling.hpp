@@ -2,7 +2,8 @@
 //
 // Order of accumulation. Where values are scaled, the packed bits are those of an operand that was decoded before, and the product is that one: a result
 // is off by at most K roundings of the sum of the magnitudes of its products, as with one scale for all. Where sums are, the products of a block are
-// added up as there; its sum times its scale is added to the result in one rounding, so that there is one more for each block.
+// added up as there; its sum times its scale is added to the result in one rounding, so that there is one more for each block, and two where both
+// operands have such scales: by that of A the sum is multiplied first.
 #pragma once
 
 #include "gemm/operand.hpp"
@@ -18,8 +19,7 @@ enum class Scaling {
 
 /// For an operand with scales of blocks, and kernels that take its kind. In units of floats, values are scaled. Bf16 holds a code of four bits times its
 /// scale, and a code of FP8 times a power of two that is not too near the ends of its exponents: so values are scaled there, too. Where other floats are
-/// among the scales, all are multiplied with sums (of A, values are floats then). Where one is near the ends (an E8M0 byte with codes that are not all
-/// zeros), values are floats.
+/// among the scales, all are multiplied with sums. Where one is near the ends (an E8M0 byte with codes that are not all zeros), values are floats.
 Scaling scaling_for(const Kernels& kernels, const Operand& x);
 
 }  // namespace fusible::gemm

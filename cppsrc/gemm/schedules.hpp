@@ -14,9 +14,9 @@ namespace fusible::gemm {
 void run_blocked(Product& p, const Plan& plan);
 
 /// For M of a few blocks, the K of one, and an N that is wide beside the threads: there the barrier after packing all of B costs more than the packing
-/// itself. All of A is packed first, for all; then each task packs NC columns of B and goes through every block of A with them, while they are in its
-/// own second cache. No thread waits for another's B.
-void run_shared_a(Product& p, const Plan& plan);
+/// itself. All of A is packed first, by a few threads each for itself, by more for all; then each task packs NC columns of B and goes through every block
+/// of A with them, while they are in its own second cache. No thread waits for another's B.
+void run_whole_a(Product& p, const Plan& plan);
 
 /// For the layout in which the rows of both operands are contiguous in K (TN, the forward pass of a linear layer), where A is small beside B or B beyond
 /// the second cache. The roles are exchanged: A is packed in micro-panels of NR of its rows and kept, MC of them at a time, and the rows of B stand where

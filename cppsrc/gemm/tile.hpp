@@ -42,31 +42,26 @@ struct FetchNothing {
     void operator()() {}
 };
 
-/// What lies at `at`, if anything is to be added to it, and a sum; or a sum times a factor, in one rounding with what it is added to.
-inline F32 joined(F32 sum, const float* at, bool add_to, const float* factors) {
-    if constexpr (kDepth > 1) {
-        if (factors != nullptr) return add_to ? fma(sum, load(factors), load(at)) : mul(sum, load(factors));
-    }
-    return add_to ? add(load(at), sum) : sum;
-}
+/// What lies at `at`, if anything is to be added to it, and a sum.
+inline F32 joined(F32 sum, const float* at, bool add_to) { return add_to ? add(load(at), sum) : sum; }
 
 /// Each sum joined with what lies at its place. Unrolled, or the sums would go through memory on their way.
-template <bool kAddTo, bool kScales, int kHeight, int kWidth>
-inline void store_sums(const F32 (&sum)[kHeight][kWidth], float* at, std::ptrdiff_t stride, const float* factors) {
+template <bool kAddTo, int kHeight, int kWidth>
+inline void store_sums(const F32 (&sum)[kHeight][kWidth], float* at, std::ptrdiff_t stride) {
 #pragma GCC unroll 16
     for (int r = 0; r < kHeight; ++r)
 #pragma GCC unroll 16
         for (int v = 0; v < kWidth; ++v) {
             float* const place = at + r * stride + v * kLanes;
-            store(place, joined(sum[r][v], place, kAddTo, kScales ? factors + v * kLanes : nullptr));
+            store(place, joined(sum[r][v], place, kAddTo));
         }
 }
 
-/// sums[r][c] (+)= the product of kHeight rows of A and the first kWidth vectors of a micro-panel of B, over `depth` units; times the `factors` of its
-/// columns, where there are any. `fetch()` is called every kFetchUnits of them.
+/// sums[r][c] (+)= the product of kHeight rows of A and the first kWidth vectors of a micro-panel of B, over `depth` units. `fetch()` is called every
+/// kFetchUnits of them.
 template <int kHeight, int kWidth = kVectors, class Fetch = FetchNothing>
 inline void multiply_tile(const PackedRows& a, const std::int32_t* b, std::int64_t depth, float* sums, std::ptrdiff_t stride, bool add_to,
-                          Fetch fetch = {}, const float* factors = nullptr) {
+                          Fetch fetch = {}) {
     F32 sum[kHeight][kWidth];
     for (int r = 0; r < kHeight; ++r)
         for (int v = 0; v < kWidth; ++v) sum[r][v] = splat(0.0f);
@@ -86,18 +81,15 @@ inline void multiply_tile(const PackedRows& a, const std::int32_t* b, std::int64
         }
         depth -= some;
     }
-    // One question a tile, not one a vector.
-    if (kDepth > 1 && factors != nullptr)
-        return add_to ? store_sums<true, true>(sum, sums, stride, factors) : store_sums<false, true>(sum, sums, stride, factors);
-    add_to ? store_sums<true, false>(sum, sums, stride, nullptr) : store_sums<false, false>(sum, sums, stride, nullptr);
+    add_to ? store_sums<true>(sum, sums, stride) : store_sums<false>(sum, sums, stride);  // one question a tile, not one a vector
 }
 
 /// `height` rows, at most kHeight, as multiply_tile.
 template <int kHeight = kMR, int kWidth = kVectors, class Fetch = FetchNothing>
 inline void multiply_last(int height, const PackedRows& a, const std::int32_t* b, std::int64_t depth, float* sums, std::ptrdiff_t stride,
-                          bool add_to, Fetch fetch = {}, const float* factors = nullptr) {
-    if (height == kHeight) return multiply_tile<kHeight, kWidth>(a, b, depth, sums, stride, add_to, fetch, factors);
-    if constexpr (kHeight > 1) multiply_last<kHeight - 1, kWidth>(height, a, b, depth, sums, stride, add_to, fetch, factors);
+                          bool add_to, Fetch fetch = {}) {
+    if (height == kHeight) return multiply_tile<kHeight, kWidth>(a, b, depth, sums, stride, add_to, fetch);
+    if constexpr (kHeight > 1) multiply_last<kHeight - 1, kWidth>(height, a, b, depth, sums, stride, add_to, fetch);
 }
 
 }  // namespace

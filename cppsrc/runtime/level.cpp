@@ -47,7 +47,7 @@ bool runs(int level) {
             return runs(1) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
         case 3:
-            return runs(2) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+            return runs(2) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
         default:
             return runs(3) && has_tiles();
     }
@@ -103,6 +103,7 @@ std::vector<std::string> cpu_features() {
     FUSIBLE_FEATURE("avx512vl")
     FUSIBLE_FEATURE("avx512dq")
     FUSIBLE_FEATURE("avx512vbmi")
+    FUSIBLE_FEATURE("avx512vnni")
     FUSIBLE_FEATURE("avx512bf16")
     if (has_tiles()) features.emplace_back("amx_bf16");
 #undef FUSIBLE_FEATURE

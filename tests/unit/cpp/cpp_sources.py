@@ -14,8 +14,8 @@ FLAGS = {
     "generic": ["-DFUSIBLE_SIMD_GENERIC=1"],
     "avx2": ["-DFUSIBLE_SIMD_AVX2=1", *_AVX2],
     "avx512": ["-DFUSIBLE_SIMD_AVX512=1", *_AVX512],
-    "avx512bf16": ["-DFUSIBLE_SIMD_AVX512=1", *_AVX512, "-mavx512bf16", "-mavx512vbmi"],
-    "amx": ["-DFUSIBLE_SIMD_AVX512=1", *_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"],
+    "avx512bf16": ["-DFUSIBLE_SIMD_AVX512=1", *_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni", "-mavx512vnni"],
+    "amx": ["-DFUSIBLE_SIMD_AVX512=1", *_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"],
 }
 """The compiler's flags of each level, as CMakeLists.txt has them."""
 

@@ -1,4 +1,6 @@
 // Products of every layout and kind, at the edges of the tiles, with every step of the epilogue.
+#include <cstring>
+
 #include "gemm/gemm.hpp"
 #include "sanitized.hpp"
 
@@ -25,6 +27,15 @@ void fill_near(const Buffer& exponents) {
     for (std::size_t i = 0; i < count; ++i) exponents.bytes[i] = static_cast<unsigned char>(120 + i % 8);
 }
 
+/// Floats that are no powers of two, which are multiplied with sums.
+void fill_ordinary(const Buffer& floats) {
+    const auto count = static_cast<std::size_t>(floats.view.numel());
+    for (std::size_t i = 0; i < count; ++i) {
+        const float value = 0.7f + 0.1f * static_cast<float>(i % 9);
+        std::memcpy(&floats.bytes[i * sizeof value], &value, sizeof value);
+    }
+}
+
 /// Both operands in blocks: along rows, and along columns. `near`: with exponents like that, not with any.
 void exercise_blocks(std::int64_t m, std::int64_t n, std::int64_t blocks, bool near) {
     const std::int64_t k = 32 * blocks;
@@ -43,6 +54,8 @@ void exercise_blocks(std::int64_t m, std::int64_t n, std::int64_t blocks, bool n
     multiply(DType::Float8E5M2, turned_a, true, across_a, turned_b, false, across_b);
     const std::int64_t longer = (k + 127) / 128;
     const Buffer floats_a(DType::Float32, longer, m), floats_b(DType::Float32, longer, n);
+    for (const Buffer* floats : {&floats_a, &floats_b})
+        if (near) fill_ordinary(*floats);
     multiply(DType::Float8E4M3, a, false, floats_a, b, true, floats_b);
     const Buffer fours_a(DType::Byte, m, k / 2), fours_b(DType::Byte, n, k / 2), bytes_a(DType::Byte, m, 2 * blocks), bytes_b(DType::Byte, n, 2 * blocks);
     multiply(DType::Float4E2M1, fours_a, false, bytes_a, fours_b, true, bytes_b);

@@ -69,6 +69,43 @@ def test_both_operands_may_be_in_blocks(level: str, name: str, of_right: str) ->
         agree(multiplied(left, right), left.values @ right.values.t(), bound(left.values, right, torch.float32))
 
 
+SCALED_SUMS = [("fours", "fours"), ("mx fours", "mx fours"), ("rows e4m3", "rows e5m2"), ("rows e4m3", "squares e4m3"), ("rows e5m2", "mx fours")]
+"""Pairs whose sums of blocks are scaled where the CPU has dot products of bf16, or of bytes."""
+
+
+@pytest.mark.parametrize("name, of_right", SCALED_SUMS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    rows=st.sampled_from([1, 5, 24, 25, 31, 70, 130, 390, 530]),
+    lines=st.sampled_from([1, 15, 16, 17, 31, 33, 48, 64, 100, 300]),
+    depth=st.sampled_from([32, 96, 128, 160, 544, 1024, 4096, 4128, 4224, 8320]),
+)
+def test_sums_of_blocks_are_scaled(level: str, name: str, of_right: str, rows: int, lines: int, depth: int) -> None:
+    left, right = random_blocks(name, rows, depth // length_of(name)), random_blocks(of_right, lines, depth // length_of(of_right), seed=1)
+    found = [multiplied(left, right, num_threads=threads) for threads in (1, 2, 5)]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    agree(found[0], left.values @ right.values.t(), bound(left.values, right, torch.float32))
+
+
+@pytest.mark.parametrize("name, of_right", SCALED_SUMS)
+@pytest.mark.parametrize("rows", [5, 40])
+def test_special_scales_of_both_operands(level: str, name: str, of_right: str, rows: int) -> None:
+    """What is no number, zeros, and of powers of two the ends of their range, beside codes that are zeros and others."""
+    left, right = random_blocks(name, rows, 640 // length_of(name)), random_blocks(of_right, 70, 640 // length_of(of_right), seed=1)
+    for place, blocks in enumerate((left, right)):
+        if blocks.scales.dtype == torch.float32:
+            blocks.scales[0, place], blocks.scales.view(-1)[-1], blocks.codes[1 + place, 5] = -0.75, 0.0, 0x7F  # no number in either format
+            continue
+        blocks.scales[1 + place, 1], blocks.scales[4, 2 + place] = blocks.nan, 1
+        if blocks.powers:
+            blocks.scales[3, 0], blocks.codes[3, :16], blocks.scales[0, 3] = 254, 0x80, 0
+    want, got = left.values @ right.values.t(), multiplied(left, right)
+    assert bool(want.isnan().any()) and torch.equal(want.isnan(), got.isnan())
+    allowed = bound(left.values.nan_to_num(0.0), right.values.nan_to_num(0.0), torch.float32)
+    numbers = ~want.isnan()
+    assert bool((got.double() - want).abs()[numbers].le(allowed[numbers]).all())
+
+
 @pytest.mark.parametrize("rows", [25, 64, 200, 530])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_many_rows_have_the_bits_of_a_product_of_decoded_values(level: str, rows: int, kind: torch.dtype) -> None:
