@@ -66,6 +66,7 @@ class Decoder8 {
     static constexpr int kGroups = 1;
     static constexpr int kVectors = 4;
     static constexpr int kExponent = 0;
+    using Element = float;
     using Seen = NothingSeen;
     static constexpr int element(int place) { return place % 16 / 4 * 16 + place / 32 * 8 + place % 4 * 2 + place / 16 % 2; }
 
@@ -79,6 +80,70 @@ class Decoder8 {
   private:
     Halves<F> halves_;
 };
+
+#if !defined(__AMX_BF16__)  // tiles are faster
+
+#define FUSIBLE_CODES_AS_HALVES 1
+
+using gemm::FUSIBLE_LEVEL::dot;
+using gemm::FUSIBLE_LEVEL::Units;
+
+/// Decoders to pairs of bfloat16, for dot products: half(place) is the element at a place of the vectors, pairs(i) the i-th of these, and element(place)
+/// that of the sum of a pair.
+template <class F>
+class PairsDecoder8 {
+  public:
+    static constexpr int kElements = 64;
+    static constexpr int kBytes = 64;
+    static constexpr int kGroups = 1;
+    static constexpr int kVectors = 2;
+    using Element = std::uint16_t;
+    using Seen = NothingSeen;
+    static constexpr int half(int place) { return place % 32 / 8 * 16 + place / 32 * 8 + place % 8; }
+    static constexpr int element(int place) { return half(2 * place); }
+
+    explicit PairsDecoder8(const std::uint8_t* source) : halves_(source) {}
+
+    Units pairs(int i) const { return {halves_.pairs[i]}; }
+
+  private:
+    Halves<F> halves_;
+};
+
+/// kE2M1Halves, once more for an index of five bits.
+struct HalvesTwice {
+    alignas(64) std::uint16_t at[32] = {};
+
+    constexpr HalvesTwice() {
+        for (int i = 0; i < 32; ++i) at[i] = kE2M1Halves[i % 16];
+    }
+};
+
+/// Each 16 bits have four codes, of which the lowest is looked up, whatever the bit above it.
+class PairsDecoder4 {
+  public:
+    static constexpr int kElements = 128;
+    static constexpr int kBytes = 64;
+    static constexpr int kGroups = 1;
+    static constexpr int kVectors = 4;
+    using Element = std::uint16_t;
+    using Seen = NothingSeen;
+    static constexpr int half(int place) { return place % 32 * 4 + place / 32; }
+    static constexpr int element(int place) { return half(2 * place); }
+
+    explicit PairsDecoder4(const std::uint8_t* source) : codes_(_mm512_loadu_si512(source)) {}
+
+    Units pairs(int i) const {
+        static constexpr HalvesTwice kTable;
+        const __m512i codes = i == 0 ? codes_ : _mm512_srli_epi16(codes_, static_cast<unsigned>(4 * i));
+        return {_mm512_permutexvar_epi16(codes, _mm512_load_si512(kTable.at))};
+    }
+
+  private:
+    __m512i codes_;
+};
+
+#endif
 
 #else
 
@@ -96,6 +161,7 @@ class Decoder8 {
     static constexpr int kGroups = 2;
     static constexpr int kVectors = 2;
     static constexpr int kExponent = kIsUpperByte<F> ? 0 : 8;
+    using Element = float;
     using Seen = CodesSeen;
     static constexpr int element(int place) { return place / 32 * 32 + place % 16 / 8 * 16 + place / 16 % 2 * 8 + place % 8; }
 
@@ -129,6 +195,7 @@ class Decoder4 {
     static constexpr int kGroups = 1;
     static constexpr int kVectors = 8;
     static constexpr int kExponent = 0;
+    using Element = float;
     using Seen = NothingSeen;
     static constexpr int element(int place) { return place % 16 * 8 + place / 16; }
 
@@ -161,6 +228,7 @@ class Decoder8<E5M2> {
     static constexpr int kGroups = 1;
     static constexpr int kVectors = 4;
     static constexpr int kExponent = 0;
+    using Element = float;
     using Seen = NothingSeen;
     static constexpr int element(int place) { return place; }
 
@@ -195,6 +263,7 @@ class Decoder8<E4M3> {
     static constexpr int kGroups = 1;
     static constexpr int kVectors = 4;
     static constexpr int kExponent = 127 - E4M3::kBias;
+    using Element = float;
     using Seen = CodesSeen;
 
     /// Of each four bytes: first, third, second, fourth.
@@ -235,6 +304,7 @@ class Decoder4 {
     static constexpr int kGroups = 2;
     static constexpr int kVectors = 4;
     static constexpr int kExponent = 0;
+    using Element = float;
     using Seen = NothingSeen;
 
     /// Vectors are those of the lower and of the upper bytes of each 128 bits, of these the lower and the upper codes, of these the bytes in turn.
@@ -275,6 +345,7 @@ class Decoder8 {
     static constexpr int kGroups = 1;
     static constexpr int kVectors = kElements / kLanes;
     static constexpr int kExponent = 0;
+    using Element = float;
     using Seen = NothingSeen;
     static constexpr int element(int place) { return place; }
 
@@ -293,6 +364,7 @@ class Decoder4 {
     static constexpr int kGroups = 1;
     static constexpr int kVectors = 8;
     static constexpr int kExponent = 0;
+    using Element = float;
     using Seen = NothingSeen;
     static constexpr int element(int place) { return place % kLanes * 8 + place / kLanes; }
 

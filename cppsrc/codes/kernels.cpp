@@ -24,12 +24,27 @@ extern const Kernels kernels;
             of<TileDecoder4, SmallFloats>, of<TileDecoderOfFours, Exponents>                                                            \
     }
 
-#else
+constexpr int kRowsFrom = 3;
 
-#define FUSIBLE_TILED(of) {}
+#elif defined(FUSIBLE_CODES_AS_HALVES)
+
+// Of codes with one scale, the products of gemm do it.
+#define FUSIBLE_PAIRED(of)                                                                                                              \
+    {                                                                                                                                   \
+        nullptr, nullptr, of<PairsDecoder8<E4M3>, Exponents>, of<PairsDecoder8<E5M2>, Exponents>, of<PairsDecoder8<E4M3>, Floats>,      \
+            of<PairsDecoder8<E5M2>, Floats>, of<PairsDecoder4, SmallFloats>, of<PairsDecoder4, Exponents>                               \
+    }
+
+constexpr int kRowsFrom = 1;
 
 #endif
 
-const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), FUSIBLE_TILED(pack_tiles), FUSIBLE_TILED(multiply_by_tiles)};
+#if defined(__AMX_BF16__)
+const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), FUSIBLE_TILED(pack_tiles), FUSIBLE_TILED(multiply_by_tiles), kRowsFrom};
+#elif defined(FUSIBLE_CODES_AS_HALVES)
+const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), FUSIBLE_PAIRED(pack_pairs), FUSIBLE_PAIRED(multiply_pairs), kRowsFrom};
+#else
+const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), {}, {}, 0};
+#endif
 
 }  // namespace fusible::codes::FUSIBLE_LEVEL

@@ -17,7 +17,7 @@ constexpr int kMostElements = 128;
 
 /// A product of few rows: sums[r, c] = sum over k of a[r, k] b[c, k].
 struct FewRows {
-    const float* a;  // its rows in the order that `reorder` gives
+    const void* a;  // its rows, of floats, in the order that `reorder` gives
     std::ptrdiff_t a_stride;
     const float* row_factors;  // what it gave for each
     int rows;
@@ -32,12 +32,12 @@ struct FewRows {
     std::ptrdiff_t scale_block_step;
 };
 
-/// The same of at most kTileRows rows, by tiles.
-struct FewTiles {
+/// The same of at most kRowsOfHalves rows of bfloat16.
+struct FewHalves {
     FewRows codes;           // without an A
-    const std::uint16_t* a;  // packed by pack_tiles
+    const std::uint16_t* a;  // packed by pack_halves
 };
-constexpr int kTileRows = 16;
+constexpr int kRowsOfHalves = 16;
 
 struct Kernels {
     void (*multiply[kCodings])(const FewRows& few);
@@ -46,10 +46,11 @@ struct Kernels {
     /// Returns by what the row's sums are to be multiplied.
     float (*reorder[kCodings])(float* elements, std::int64_t count);
 
-    /// By tiles, where the level has them, else null: `count` elements, in multiples of kMostElements, of some rows of floats that are bfloat16, packed;
-    /// and the product.
-    void (*pack_tiles[kCodings])(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out);
-    void (*multiply_by_tiles[kCodings])(const FewTiles& few);
+    /// By tiles or dot products of bfloat16, where the level has them and they are faster, else null: `count` elements, in multiples of kMostElements, of
+    /// some rows of floats that are bfloat16, packed; and the product. From so many rows on.
+    void (*pack_halves[kCodings])(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out, std::ptrdiff_t out_stride);
+    void (*multiply_by_halves[kCodings])(const FewHalves& few);
+    int rows_of_halves;
 };
 
 FUSIBLE_DECLARE_TABLES(Kernels, kernels)

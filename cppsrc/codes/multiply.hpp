@@ -6,8 +6,11 @@
 // each KC elements of it where there are three rows and more, the lanes are added up. So a lane rounds at most three times an element, and a result is off
 // by no more than 3 K / lanes + log2(lanes) + K / KC roundings of the sum of the magnitudes of its products. What is not a number is none in the result,
 // whichever of a code, its scale and the other factor it is; an infinite scale is multiplied with a sum, and may give infinity where a sum of infinities
-// would give NaN.
+// would give NaN. Where A is bfloat16 and the level has dot products of it but no tiles, a lane has pairs of elements in the place of elements, and takes
+// subnormal numbers as zero.
 #pragma once
+
+#include <type_traits>
 
 #include "codes/decoders.hpp"
 #include "codes/factors.hpp"
@@ -25,7 +28,7 @@ constexpr int kMostRows = 8;
 constexpr int kMostColumns = 8;
 template <class Decoder>
 constexpr int kTurns = 1;
-#define FUSIBLE_EACH_COLUMN
+#define FUSIBLE_EACH_COLUMN _Pragma("GCC unroll 8")
 #else
 template <class Decoder>
 constexpr int kSumsHeld = Decoder::kGroups * Decoder::kVectors > 4 ? 4 : 8;
@@ -120,6 +123,65 @@ inline void multiply_chunk(const std::uint8_t* codes, const float* factors, cons
     }
 }
 
+/// The chunks of kTogether columns: of floats one.
+template <class Decoder, class Factors, int kHeight, int kTogether>
+inline void multiply_chunks(const std::uint8_t* const* codes, const float* const* factors, const float* a, std::ptrdiff_t a_stride,
+                            Sums<kTurns<Decoder>> (*sums)[kHeight], typename Decoder::Seen& seen) {
+    static_assert(kTogether == 1);
+    multiply_chunk<Decoder, Factors>(*codes, *factors, a, a_stride, *sums, seen);
+}
+
+#if defined(FUSIBLE_CODES_AS_HALVES)
+
+/// The same of bfloat16, by dot products of pairs, and of kTogether columns, for which a row is read once.
+template <class Decoder, class Factors, int kHeight, int kTogether>
+inline void multiply_chunks(const std::uint8_t* const* codes, const float* const* factors, const std::uint16_t* a, std::ptrdiff_t a_stride,
+                            Sums<1> (*sums)[kHeight], NothingSeen&) {
+    constexpr int kVectors = Decoder::kVectors;
+    Units pairs[kTogether][kVectors];
+    F32 factor[kTogether];
+#pragma GCC unroll 2
+    for (int c = 0; c < kTogether; ++c) {
+        const Decoder decoder(codes[c]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) pairs[c][v] = decoder.pairs(v);
+        if constexpr (Factors::kBlock != 0) factor[c] = factors_of_lanes<Decoder, Factors::kBlock>(factors[c], 0);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kHeight; ++r) {
+        F32 own[kTogether];
+#pragma GCC unroll 2
+        for (int c = 0; c < kTogether; ++c) own[c] = Factors::kBlock == 0 ? sums[c][r].of[0] : splat(0.0f);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const Units row{_mm512_loadu_si512(a + r * a_stride + v * 2 * kLanes)};
+#pragma GCC unroll 2
+            for (int c = 0; c < kTogether; ++c) own[c] = dot(own[c], row, pairs[c][v]);
+        }
+#pragma GCC unroll 2
+        for (int c = 0; c < kTogether; ++c) sums[c][r].of[0] = Factors::kBlock == 0 ? own[c] : fma(own[c], factor[c], sums[c][r].of[0]);
+    }
+}
+
+/// Rows of floats that are bfloat16, as these, in the order of a decoder of pairs.
+template <class Decoder, class Factors>
+void pack_pairs(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out, std::ptrdiff_t out_stride) {
+    for (int r = 0; r < rows; ++r)
+        for (std::int64_t first = 0; first < count; first += Decoder::kElements)
+            for (int place = 0; place < Decoder::kElements; ++place) {
+                const float element = a[r * stride + first + Decoder::half(place)];
+                out[r * out_stride + first + place] = static_cast<std::uint16_t>(static_cast<std::uint32_t>(bits_of(element)) >> 16);
+            }
+}
+
+#endif
+
+/// Columns of which a chunk each is multiplied at once.
+template <class Decoder>
+constexpr int columns_together(int height, int width) {
+    return std::is_same_v<typename Decoder::Element, float> || height == 1 || width % 2 != 0 ? 1 : 2;
+}
+
 /// Where a section's factors begin that a chunk needs.
 template <class Factors>
 inline const float* factors_from(const float* factors, std::int64_t element) {
@@ -142,12 +204,18 @@ inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t 
         if constexpr (Factors::kBlock != 0) Factors::read(few, col, kWidth, section, static_cast<int>(end - section), factors);
         std::int64_t k = section;
         for (; k + kElements <= end; k += kElements) {
-            const float* const a = few.a + k;
+            const auto* const a = static_cast<const typename Decoder::Element*>(few.a) + k;
+            constexpr int kTogether = columns_together<Decoder>(kHeight, kWidth);
             FUSIBLE_EACH_COLUMN
-            for (int c = 0; c < kWidth; ++c) {
-                const std::uint8_t* const codes = b[c] + k / kPerByte;
-                __builtin_prefetch(codes + kWidth * few.b_stride);  // the columns after these: a CPU does not see where they begin
-                multiply_chunk<Decoder, Factors>(codes, factors_from<Factors>(factors[c], k - section), a, few.a_stride, sums[c], seen);
+            for (int c = 0; c < kWidth; c += kTogether) {
+                const std::uint8_t* codes[kTogether];
+                const float* own[kTogether];
+                for (int i = 0; i < kTogether; ++i) {
+                    codes[i] = b[c + i] + k / kPerByte;
+                    own[i] = factors_from<Factors>(factors[c + i], k - section);
+                    __builtin_prefetch(codes[i] + 2 * kWidth * few.b_stride, 0, 2);  // the columns after these: a CPU does not see where they begin
+                }
+                multiply_chunks<Decoder, Factors, kHeight, kTogether>(codes, own, a, few.a_stride, sums + c, seen);
             }
         }
         if (k == end) continue;
@@ -159,7 +227,10 @@ inline void multiply_columns(const FewRows& few, std::int64_t col, std::int64_t 
                 const std::int64_t blocks = (end - k + Factors::kBlock - 1) / Factors::kBlock;
                 std::memcpy(own, factors_from<Factors>(factors[c], k - section), static_cast<std::size_t>(blocks) * sizeof(float));
             }
-            multiply_chunk<Decoder, Factors>(padded, own, few.a + k, few.a_stride, sums[c], seen);
+            const auto* const a = static_cast<const typename Decoder::Element*>(few.a) + k;
+            const std::uint8_t* const codes = padded;
+            const float* const factors_of_last = own;
+            multiply_chunks<Decoder, Factors, kHeight, 1>(&codes, &factors_of_last, a, few.a_stride, sums + c, seen);
         }
     }
     F32 lanes[kWidth * kHeight];
@@ -197,16 +268,35 @@ void multiply_at_most(const FewRows& few) {
 }
 
 template <class Decoder, class Factors>
-void multiply(const FewRows& few) {
+inline void multiply_all(const FewRows& few) {
     FewRows some = few;
     for (int left = few.rows; left > 0; left -= some.rows) {
         some.rows = left < kMostRows ? left : kMostRows;
         multiply_at_most<Decoder, Factors, kMostRows>(some);
-        some.a += some.rows * few.a_stride;
+        some.a = static_cast<const typename Decoder::Element*>(some.a) + some.rows * few.a_stride;
         some.row_factors += some.rows;
         some.sums += some.rows * few.sums_stride;
     }
 }
+
+template <class Decoder, class Factors>
+void multiply(const FewRows& few) {
+    multiply_all<Decoder, Factors>(few);
+}
+
+#if defined(FUSIBLE_CODES_AS_HALVES)
+
+template <class Decoder, class Factors>
+void multiply_pairs(const FewHalves& few) {
+    float ones[kRowsOfHalves];
+    for (float& one : ones) one = 1.0f;
+    FewRows all = few.codes;
+    all.a = few.a;
+    all.row_factors = ones;
+    multiply_all<Decoder, Factors>(all);
+}
+
+#endif
 
 #undef FUSIBLE_EACH_COLUMN
 

@@ -97,7 +97,7 @@ struct TileDecoderOfFours {
 
 /// A section of A for a decoder: `rows` <= 16 rows of floats that bfloat16 holds become tiles of 16 pairs of elements, each of all rows.
 template <class Decoder, class Factors>
-void pack_tiles(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out) {
+void pack_tiles(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out, std::ptrdiff_t) {
     for (std::int64_t first = 0; first < count; first += Decoder::kElements)
         for (int tile = 0; tile < Decoder::kTiles; ++tile)
             for (int pair = 0; pair < kTileElements / 2; ++pair)
@@ -181,7 +181,7 @@ inline void multiply_step(const std::uint16_t* b, const std::uint16_t* a, std::i
 
 /// The sums of a group over a section, `first` to `end`, of which A is packed.
 template <class Decoder, class Factors>
-inline void multiply_group(const FewTiles& few, std::int64_t col, int cols, std::int64_t first, std::int64_t end, const std::uint16_t* a,
+inline void multiply_group(const FewHalves& few, std::int64_t col, int cols, std::int64_t first, std::int64_t end, const std::uint16_t* a,
                            TileScratch<Decoder>& scratch, GroupSums& sums) {
     constexpr bool kScales = !Decoder::kFolds && Factors::kBlock != 0;
     constexpr int kPerByte = Decoder::kElements / Decoder::kBytes;
@@ -242,7 +242,7 @@ inline void multiply_group(const FewTiles& few, std::int64_t col, int cols, std:
 }
 
 template <class Decoder, class Factors>
-void multiply_by_tiles(const FewTiles& few) {
+void multiply_by_tiles(const FewHalves& few) {
     using gemm::FUSIBLE_LEVEL::transpose_units;
     using gemm::FUSIBLE_LEVEL::Units;
     TileScratch<Decoder> scratch;

@@ -36,7 +36,7 @@ inline void multiply_few(const FewRows& few, std::int64_t col, std::int64_t firs
     for (; k + kRun <= last; k += kRun, a += kLanes) {
         Units columns[kWidth];
         for (int c = 0; c < kWidth; ++c) {
-            __builtin_prefetch(b[c] + kWidth * few.b_stride + k);  // the columns after these: a CPU does not see where they begin
+            __builtin_prefetch(b[c] + 2 * kWidth * few.b_stride + k, 0, 2);  // the columns after these: a CPU does not see where they begin
             columns[c] = units_along(b[c] + k);
         }
         for (int r = 0; r < kHeight; ++r) {

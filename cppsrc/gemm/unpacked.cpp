@@ -77,6 +77,9 @@ void run_turned(Product& p, const Plan& plan) {
     for (std::int64_t row = 0; row < p.m; row += plan.mc) run_band(p, plan, row, std::min(plan.mc, p.m - row));
 }
 
+/// Bytes by which rows of A are farther apart than they are long: rows of a power of two would have one place in the nearest cache.
+constexpr std::int64_t kLineApart = 64;
+
 void run_few_rows(Product& p, const Plan& plan) {
     const std::int64_t stride = round_up(p.units(p.k), p.kernels.lanes);
     auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
@@ -116,20 +119,22 @@ float* unpacked_floats(const Product& p, std::int64_t stride) {
     return a;
 }
 
-/// Whether tiles are faster, and A is what they hold.
-bool takes_tiles(const Product& p) {
-    constexpr std::int64_t kFromRows = 3;
-    return p.m >= kFromRows && p.codes->multiply_by_tiles[static_cast<int>(p.b.coding)] != nullptr && p.halves_hold_a;
+/// Whether bfloat16 is faster, and holds A.
+bool takes_halves(const Product& p) {
+    return p.m >= p.codes->rows_of_halves && p.codes->multiply_by_halves[static_cast<int>(p.b.coding)] != nullptr && p.halves_hold_a;
 }
 
-void run_few_tiles(Product& p, const Plan& plan, const float* a, std::int64_t stride) {
+void run_few_halves(Product& p, const Plan& plan, const float* a, std::int64_t stride) {
     const auto coding = static_cast<int>(p.b.coding);
-    auto* const packed = scratch().packed_b.of<std::uint16_t>(static_cast<std::size_t>(p.m * stride));
-    const auto rows_from = [&](std::int64_t row) { return static_cast<int>(std::min<std::int64_t>(codes::kTileRows, p.m - row)); };
-    for (std::int64_t row = 0; row < p.m; row += codes::kTileRows)
-        p.codes->pack_tiles[coding](a + row * stride, stride, rows_from(row), stride, packed + row * stride);
-    each_few_columns(p, plan, codes::kTileRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
-        p.codes->multiply_by_tiles[coding]({codes_at(p, rows_from(row), col, cols, sums), packed + row * stride});
+    const std::int64_t packed_stride = stride + kLineApart / static_cast<std::int64_t>(sizeof(std::uint16_t));
+    auto* const packed = scratch().packed_b.of<std::uint16_t>(static_cast<std::size_t>(p.m * packed_stride));
+    const auto rows_at = [&](std::int64_t row) { return static_cast<int>(std::min<std::int64_t>(codes::kRowsOfHalves, p.m - row)); };
+    for (std::int64_t row = 0; row < p.m; row += codes::kRowsOfHalves)
+        p.codes->pack_halves[coding](a + row * stride, stride, rows_at(row), stride, packed + row * packed_stride, packed_stride);
+    each_few_columns(p, plan, codes::kRowsOfHalves, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
+        codes::FewHalves few{codes_at(p, rows_at(row), col, cols, sums), packed + row * packed_stride};
+        few.codes.a_stride = packed_stride;
+        p.codes->multiply_by_halves[coding](few);
     });
 }
 
@@ -139,7 +144,7 @@ void run_few_codes(Product& p, const Plan& plan) {
     const auto coding = static_cast<int>(p.b.coding);
     const std::int64_t stride = round_up(p.k, codes::kMostElements);
     float* const a = unpacked_floats(p, stride);
-    if (takes_tiles(p)) return run_few_tiles(p, plan, a, stride);
+    if (takes_halves(p)) return run_few_halves(p, plan, a, stride);
     float factors[kMaxFewRows];
     for (std::int64_t row = 0; row < p.m; ++row) factors[row] = p.codes->reorder[coding](a + row * stride, stride);
     each_few_columns(p, plan, kFewRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
