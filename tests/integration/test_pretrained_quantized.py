@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from dataclasses import replace
@@ -62,6 +63,25 @@ def written(folder: Path, scheme: str, **options: Any) -> tuple[Path, Any]:
     values = {name: held.dequantize(dtype=torch.float32) if isinstance(held, QuantizedTensor) else held for name, held in tensors.items()}
     model.load_state_dict(values)
     return folder / "quantized", model
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+def test_no_second_copy_of_a_weight_is_alive(name: str, trainable: bool, tmp_path: Path) -> None:
+    """The tensors that a module was filled with, joined ones among them, are not kept by its initializers, which draw anew."""
+    folder = saved(name, tmp_path)
+    recipe = fusible.MXFP8BlockScaling()
+    model: Any = from_pretrained(folder, recipe, trainable=True) if trainable else from_pretrained(folder, recipe)
+    held = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()] if not isinstance(p, QuantizedTensor)}
+    gc.collect()
+    alive = [o for o in gc.get_objects() if type(o) is torch.Tensor and o.dim() > 1 and o.is_floating_point() and o.device.type == "cpu"]
+    shapes = {tuple(p.shape) for p in model.parameters()}
+    kept = [tuple(o.shape) for o in alive if tuple(o.shape) in shapes and o.untyped_storage().data_ptr() not in {0, *held}]
+    assert not kept
+    layer = next(part for part in model.modules() if isinstance(part, fusible.Linear))
+    before = layer.weight.detach().float().clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.weight.detach().float(), before)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

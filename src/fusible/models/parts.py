@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from fusible.models.gated_sum import GatedSum
 from fusible.models.latent_attention import MultiHeadLatentAttention
 from fusible.models.parallel_residual import ParallelResidual
 from fusible.models.side_by_side import SideBySide
+from fusible.pytorch.modules.linear import default_weight_init_method
 from fusible.pytorch.quantized_parameters import hold_parameters
 
 __all__ = [
@@ -91,9 +92,17 @@ def _keep_zero(layer: Any, there: torch.Tensor) -> None:
     layer.bias.register_hook(lambda gradient: gradient * there.to(gradient.device))
 
 
-def _initial_value(tensor: torch.Tensor) -> Any:
-    """An initializer that gives ``tensor`` in the place of the one it is asked to fill."""
-    return lambda _: tensor
+class _InitialValue:
+    """An initializer that gives ``tensor`` in the place of the one it is asked to fill, once: a module keeps its initializers, and must not keep a second
+    copy of its weights by them. Afterwards it fills by ``drawn``."""
+
+    def __init__(self, tensor: torch.Tensor, drawn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._tensor: torch.Tensor | None = tensor
+        self._drawn = drawn
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        given, self._tensor = self._tensor, None
+        return self._drawn(x) if given is None else given
 
 
 @dataclass(frozen=True)
@@ -172,8 +181,8 @@ class Product:
             matrix.shape[0],
             bias is not None,
             param_dtype=weights.dtype,
-            weight_init_method=_initial_value(matrix),
-            bias_init_method=None if bias is None else _initial_value(bias),
+            weight_init_method=_InitialValue(matrix, default_weight_init_method),
+            bias_init_method=None if bias is None else _InitialValue(bias, nn.init.zeros_),
             high_precision=self.high_precision,
         )
         return linear if self.high_precision else weights.finish(linear)
