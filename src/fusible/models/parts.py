@@ -93,8 +93,8 @@ def _keep_zero(layer: Any, there: torch.Tensor) -> None:
 
 
 class _InitialValue:
-    """An initializer that gives ``tensor`` in the place of the one it is asked to fill, once: a module keeps its initializers, and must not keep a second
-    copy of its weights by them. Afterwards it fills by ``drawn``."""
+    """An initializer that gives ``tensor`` in the place of the one it is asked to fill, once: a module keeps its initializers, and they must be no second
+    copy of its weights. Afterwards it fills by ``drawn``."""
 
     def __init__(self, tensor: torch.Tensor, drawn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._tensor: torch.Tensor | None = tensor
