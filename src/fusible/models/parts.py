@@ -93,7 +93,7 @@ def _keep_zero(layer: Any, there: torch.Tensor) -> None:
 
 
 class _InitialValue:
-    """An initializer that gives ``tensor`` in the place of the one it is asked to fill, once: a module keeps its initializers, and must keep no second
+    """An initializer that gives ``tensor`` in the place of the one it is asked to fill, once: a module keeps initializers, and must keep no second
     copy of its weights. Afterwards it fills by ``drawn``."""
 
     def __init__(self, tensor: torch.Tensor, drawn: Callable[[torch.Tensor], torch.Tensor]) -> None:
