@@ -1,6 +1,6 @@
 // Products of two operands of four bits, by dot products of bytes: a code of E2M1 is half an integer of at most 12, so that the dot product of two blocks
-// is exact in 32 bits, and a unit is four elements where bf16 has two. It becomes a float, which holds it, is multiplied by A's scale, which is exact,
-// too, and added times B's scale to the sum in one rounding: one for each block, where products of bf16 have more.
+// is exact in 32 bits, and a unit is four elements where bf16 has two. It becomes a float, which holds it, and is added times the product of both scales,
+// which is exact, too, in one rounding: one for each block, where products of bf16 have more.
 //
 // The instruction takes bytes without signs of A: its integers are kept 12 larger, and sums begin with what that adds, times -1 (`offsets` below).
 #pragma once
@@ -46,17 +46,20 @@ inline Units integers_of(const std::uint8_t* codes, std::int64_t count) {
 
 inline __m512i dot_of_bytes(__m512i sum, __m512i a, __m512i b) { return _mm512_dpbusd_epi32(sum, a, b); }
 
-/// Half of what each byte of scales is, for integers are twice the values: bits of floats. Powers of two that floats hold by halves alone belong to
-/// zeros (scaling.hpp), and are zero.
+/// Half of what each byte of scales is, for integers are twice the values: bits of floats. Powers of two that are not plain belong to zeros (scaling.hpp),
+/// and are zero: products of two such might be infinite.
 template <class Scales>
 struct HalvesOfScales {
     std::int32_t at[256] = {};
 
     constexpr HalvesOfScales() {
         for (int byte = 0; byte < 256; ++byte) {
-            const std::int32_t bits = std::is_same_v<Scales, ScaleBytes> ? byte << 23 : half_of_code<E4M3>(byte & 0x7f) << 16;
-            const bool halves = bits >> 23 > 1 && bits >> 23 < 255;
-            at[byte] = (halves ? bits - (1 << 23) : bits >> 23 == 255 ? bits : 0) | (!std::is_same_v<Scales, ScaleBytes> && byte > 127 ? INT32_MIN : 0);
+            if constexpr (std::is_same_v<Scales, ScaleBytes>) {
+                at[byte] = byte > 127 - cast::kPlainExponent && byte < 127 + cast::kPlainExponent ? (byte - 1) << 23 : 0;
+            } else {
+                const std::int32_t size = half_of_code<E4M3>(byte & 0x7f) << 16;
+                at[byte] = (size == 0 || size >> 23 == 255 ? size : size - (1 << 23)) | (byte > 127 ? INT32_MIN : 0);
+            }
         }
     }
 };

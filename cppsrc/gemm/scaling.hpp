@@ -3,7 +3,7 @@
 // Order of accumulation. Where values are scaled, the packed bits are those of an operand that was decoded before, and the product is that one: a result
 // is off by at most K roundings of the sum of the magnitudes of its products, as with one scale for all. Where sums are, the products of a block are
 // added up as there; its sum times its scale is added to the result in one rounding, so that there is one more for each block, and two where both
-// operands have such scales: by that of A the sum is multiplied first.
+// operands have such scales, whose product is rounded.
 #pragma once
 
 #include "gemm/operand.hpp"

@@ -106,6 +106,16 @@ def test_special_scales_of_both_operands(level: str, name: str, of_right: str, r
     assert bool((got.double() - want).abs()[numbers].le(allowed[numbers]).all())
 
 
+@pytest.mark.parametrize("rows", [5, 40])
+@pytest.mark.parametrize("ends", [(0, 0), (0, 254), (254, 0), (254, 254), (1, 240)])
+def test_scales_of_zeros_may_be_any(level: str, rows: int, ends: tuple[int, int]) -> None:
+    """Also where the product of both operands' scales is none that a float holds."""
+    left, right = random_blocks("mx fours", rows, 20), random_blocks("mx fours", 70, 20, seed=1)
+    for blocks, end in zip((left, right), ends, strict=True):
+        blocks.scales[3, 0], blocks.codes[3, :16], blocks.scales[1, 7], blocks.codes[1, 112:128] = end, 0x80, end, 0
+    agree(multiplied(left, right), left.values @ right.values.t(), bound(left.values, right, torch.float32))
+
+
 @pytest.mark.parametrize("rows", [25, 64, 200, 530])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_many_rows_have_the_bits_of_a_product_of_decoded_values(level: str, rows: int, kind: torch.dtype) -> None:
