@@ -24,7 +24,7 @@ extern const Kernels kernels;
             of<TileDecoder4, SmallFloats>, of<TileDecoderOfFours, Exponents>                                                            \
     }
 
-constexpr int kRowsFrom = 3;
+#define FUSIBLE_BY_HALVES FUSIBLE_TILED(pack_tiles), FUSIBLE_TILED(multiply_by_tiles), 3
 
 #elif defined(FUSIBLE_CODES_AS_HALVES)
 
@@ -35,16 +35,14 @@ constexpr int kRowsFrom = 3;
             of<PairsDecoder8<E5M2>, Floats>, of<PairsDecoder4, SmallFloats>, of<PairsDecoder4, Exponents>                               \
     }
 
-constexpr int kRowsFrom = 1;
+#define FUSIBLE_BY_HALVES FUSIBLE_PAIRED(pack_pairs), FUSIBLE_PAIRED(multiply_pairs), 1
 
-#endif
-
-#if defined(__AMX_BF16__)
-const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), FUSIBLE_TILED(pack_tiles), FUSIBLE_TILED(multiply_by_tiles), kRowsFrom};
-#elif defined(FUSIBLE_CODES_AS_HALVES)
-const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), FUSIBLE_PAIRED(pack_pairs), FUSIBLE_PAIRED(multiply_pairs), kRowsFrom};
 #else
-const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), {}, {}, 0};
+
+#define FUSIBLE_BY_HALVES {}, {}, 0
+
 #endif
+
+const Kernels kernels = {FUSIBLE_CODINGS(multiply), FUSIBLE_CODINGS(reorder), FUSIBLE_BY_HALVES};
 
 }  // namespace fusible::codes::FUSIBLE_LEVEL

@@ -17,9 +17,9 @@ constexpr int kMostElements = 128;
 
 /// A product of few rows: sums[r, c] = sum over k of a[r, k] b[c, k].
 struct FewRows {
-    const void* a;  // its rows, of floats, in the order that `reorder` gives
+    const void* a;  // its rows: of floats, in the order that `reorder` gives; or of bfloat16, in that of pack_halves
     std::ptrdiff_t a_stride;
-    const float* row_factors;  // what it gave for each
+    const float* row_factors;  // by what the sums of each are multiplied
     int rows;
     const std::uint8_t* b;  // [cols, K], its rows b_stride bytes apart
     std::ptrdiff_t b_stride;

@@ -32,28 +32,30 @@ const codes::Kernels* codes_for(std::int64_t m, const Operand& a, const Operand&
     return &codes::kernels();
 }
 
-/// The kernels of a product, and where they take the scales of each operand.
+/// The kernels of a product, where they take the scales of each operand, and whether bf16 has the values of A.
 struct Choice {
     const Kernels& kernels;
     Scaling a;
     Scaling b;
+    bool halves_hold_a;
 };
 
 Choice choose(const Operand& a, const Operand& b, bool reads_codes) {
     const Kernels& fastest = kernels_for(a.kind, b.kind);
     const Scaling of_a = a.has_blocks() ? scaling_for(fastest, a) : Scaling::None;
     const Scaling of_b = b.has_blocks() && !reads_codes ? scaling_for(fastest, b) : Scaling::None;
+    const bool halves_hold_a = a.kind >= ElementKind::BFloat16 && (of_a == Scaling::None || of_a == Scaling::OfValues);
     if (reads_codes || of_a == Scaling::OfFloats || of_b == Scaling::OfFloats) {
         const auto in_floats = [](Scaling of) { return of == Scaling::None ? of : Scaling::OfFloats; };
-        return {FUSIBLE_SELECT(kernels), in_floats(of_a), in_floats(of_b)};
+        return {FUSIBLE_SELECT(kernels), in_floats(of_a), in_floats(of_b), halves_hold_a};
     }
 #if defined(FUSIBLE_X86_KERNELS)
     if (current_level() == Level::Avx512Bf16) {
-        if (a.has_fours() && a.coding == b.coding) return {avx512bf16::kernels_of_integers, Scaling::OfSums, Scaling::OfSums};
-        if (of_a == Scaling::OfSums || of_b == Scaling::OfSums) return {avx512bf16::kernels_of_sums, of_a, of_b};
+        if (a.has_fours() && a.coding == b.coding) return {avx512bf16::kernels_of_integers, Scaling::OfSums, Scaling::OfSums, halves_hold_a};
+        if (of_a == Scaling::OfSums || of_b == Scaling::OfSums) return {avx512bf16::kernels_of_sums, of_a, of_b, halves_hold_a};
     }
 #endif
-    return {fastest, of_a, of_b};
+    return {fastest, of_a, of_b, halves_hold_a};
 }
 
 void check_wide(const OptionalView& view, const char* name, std::int64_t count) {
@@ -138,8 +140,7 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const auto work = static_cast<std::size_t>(m * n) * static_cast<std::size_t>(k) / 16;
     const std::int64_t chunk_rows = chunk_rows_for(m, k, dst_transposed.has_value());
     const codes::Kernels* const codes = codes_for(m, a, b);
-    const auto [kernels, scaling_a, scaling_b] = choose(a, b, codes != nullptr);
-    const bool halves_hold_a = a.kind >= ElementKind::BFloat16 && (!a.has_blocks() || scaling_for(kernels_for(a.kind, b.kind), a) == Scaling::OfValues);
+    const auto [kernels, scaling_a, scaling_b, halves_hold_a] = choose(a, b, codes != nullptr);
     Product product{kernels, codes, a, b, scaling_a, scaling_b, halves_hold_a, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
     std::optional<cast::ColumnSums> sums;
     if (column_sums) product.column_sums = &sums.emplace(m, n, chunk_rows);

@@ -77,9 +77,6 @@ void run_turned(Product& p, const Plan& plan) {
     for (std::int64_t row = 0; row < p.m; row += plan.mc) run_band(p, plan, row, std::min(plan.mc, p.m - row));
 }
 
-/// Bytes by which rows of A are farther apart than they are long: rows of a power of two would have one place in the nearest cache.
-constexpr std::int64_t kLineApart = 64;
-
 void run_few_rows(Product& p, const Plan& plan) {
     const std::int64_t stride = round_up(p.units(p.k), p.kernels.lanes);
     auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
@@ -123,6 +120,9 @@ float* unpacked_floats(const Product& p, std::int64_t stride) {
 bool takes_halves(const Product& p) {
     return p.m >= p.codes->rows_of_halves && p.codes->multiply_by_halves[static_cast<int>(p.b.coding)] != nullptr && p.halves_hold_a;
 }
+
+/// Bytes by which rows of A are farther apart than they are long: rows of a power of two would have one place in the nearest cache.
+constexpr std::int64_t kLineApart = 64;
 
 void run_few_halves(Product& p, const Plan& plan, const float* a, std::int64_t stride) {
     const auto coding = static_cast<int>(p.b.coding);
