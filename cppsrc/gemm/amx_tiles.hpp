@@ -42,9 +42,9 @@ struct TileRows {
 };
 
 /// Sums of kDown x kAcross tiles: (+)= the product of `units` (whole tiles, but for the last, which `b_last` has padded with zeros).
-template <int kDown, int kAcross>
+template <int kDown, int kAcross, class Fetch = FetchNothing>
 inline void multiply_tiles(const TileRows& rows, const std::int32_t* b, std::int64_t units, const std::int32_t* b_last, float* sums, std::int64_t stride,
-                           bool add_to) {
+                           bool add_to, Fetch fetch = {}) {
     const std::int64_t a_bytes = rows.row_units * 4;
     const std::int64_t c_bytes = stride * 4;
     constexpr std::int64_t kBBytes = kNR * 4;
@@ -65,6 +65,7 @@ inline void multiply_tiles(const TileRows& rows, const std::int32_t* b, std::int
     for (std::int64_t u = 0; u < units; u += kTileUnits, a += rows.tile_step, a_below += rows.tile_step) {
         const bool last = units - u < kTileUnits;
         const std::int32_t* const from = last ? b_last : b + u * kNR;
+        fetch();
         _tile_loadd(6, from, kBBytes);
         if constexpr (kAcross > 1) _tile_loadd(7, from + 16, kBBytes);
         _tile_loadd(4, a, a_bytes);

@@ -138,9 +138,9 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
                             pre_gelu ? wide_kind(*pre_gelu, "pre_gelu") : ElementKind::Float32,
                             out};
     const auto work = static_cast<std::size_t>(m * n) * static_cast<std::size_t>(k) / 16;
-    const std::int64_t chunk_rows = chunk_rows_for(m, k, dst_transposed.has_value());
     const codes::Kernels* const codes = codes_for(m, a, b);
     const auto [kernels, scaling_a, scaling_b, halves_hold_a] = choose(a, b, codes != nullptr);
+    const std::int64_t chunk_rows = chunk_rows_for(m, k, dst_transposed.has_value(), kernels.reads_tiles);
     Product product{kernels, codes, a, b, scaling_a, scaling_b, halves_hold_a, m, n, k, chunk_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
     std::optional<cast::ColumnSums> sums;
     if (column_sums) product.column_sums = &sums.emplace(m, n, chunk_rows);

@@ -152,10 +152,11 @@ void read_b_rows(const Product& p, std::int64_t col, std::int64_t cols, Block& b
 void multiply_block(Product& p, const Round& round, std::int64_t i, Block block, std::int64_t first, std::int64_t last) {
     const std::int64_t nr = p.kernels.nr;
     const std::int64_t row = i * p.chunk_rows;
-    const std::int64_t step = kSumsCols / nr;
-    block.sums_stride = round.sums != nullptr ? round_up(round.nc, nr) : kSumsCols;
+    const std::int64_t step = p.sums_cols() / nr;
+    const std::int64_t own_stride = p.sums_cols() + p.kernels.lanes;  // not a power of two: rows would have one place in the nearest cache
+    block.sums_stride = round.sums != nullptr ? round_up(round.nc, nr) : own_stride;
     block.add_to = round.sums != nullptr && round.k0 > 0;
-    float* const own = round.sums == nullptr ? scratch().sums.of<float>(static_cast<std::size_t>(p.chunk_rows * kSumsCols)) : nullptr;
+    float* const own = round.sums == nullptr ? scratch().sums.of<float>(static_cast<std::size_t>(p.chunk_rows * own_stride)) : nullptr;
     for (std::int64_t panel = first; panel < last; panel += step) {
         block.b = round.b + (panel - round.first_panel) * block.panel_stride;
         const std::int64_t col = round.n0 + panel * nr;

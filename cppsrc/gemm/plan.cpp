@@ -12,6 +12,13 @@ constexpr std::int64_t kMaxMC = 192;
 constexpr std::int64_t kPackedAUnits = 192 * 1024;  // of MC x KC, which stay in the second cache: 768 KiB
 constexpr std::int64_t kPackedBUnits = 1 << 19;     // of KC x NC: 2 MiB
 
+// Of tiles, which are so fast that the third cache is slow beside them: of it they read MC x K and NC x K for MC x NC sums, and the rest from the second
+// one, which has these sums, a slab of both operands, and the next one, that is fetched meanwhile (amx.hpp).
+constexpr std::int64_t kTiledMC = 384;
+constexpr std::int64_t kTiledRows = 32;
+constexpr std::int64_t kTiledBUnits = 1 << 22;      // of KC x NC: 16 MiB
+constexpr std::int64_t kTiledTaskBUnits = 1 << 20;  // of K x NC, a task's: 4 MiB
+
 constexpr std::int64_t kWholeARows = 512;        // of M, in all
 constexpr std::int64_t kTaskBUnits = 128 * 1024;  // of K x NC, a task's: 512 KiB
 
@@ -53,20 +60,23 @@ std::int64_t turned_mc(const Product& p) {
     return round_up((p.m + bands - 1) / bands, cast::kTile);
 }
 
-/// NC of a task, in whole micro-panels: what fits, and four tasks a thread where there are as many.
+/// NC of a task, in whole micro-panels: what fits, and four tasks a thread where there are as many; of tiles two.
 std::int64_t whole_a_nc(const Product& p) {
     const std::int64_t nr = p.kernels.nr;
     const std::int64_t panel_units = p.panel_units(p.k);
-    const std::int64_t fit = std::min(kTaskBUnits / std::max<std::int64_t>(1, panel_units), p.micro_panels(p.n) / (4 * p.threads));
-    return std::clamp<std::int64_t>(fit, 1, kSumsCols / nr) * nr;
+    const std::int64_t most = p.kernels.reads_tiles ? kTiledTaskBUnits : kTaskBUnits;
+    const std::int64_t tasks = p.threads * (p.kernels.reads_tiles ? 2 : 4);
+    const std::int64_t fit = std::min(most / std::max<std::int64_t>(1, panel_units), p.micro_panels(p.n) / tasks);
+    return std::clamp<std::int64_t>(fit, 1, p.sums_cols() / nr) * nr;
 }
 
 }  // namespace
 
-std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes) {
-    const std::int64_t most = std::min(kMaxMC, kPackedAUnits / std::clamp<std::int64_t>(k / 2, 1, kMaxKC / 2));
+std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes, bool tiles) {
+    const std::int64_t most = tiles ? kTiledMC : std::min(kMaxMC, kPackedAUnits / std::clamp<std::int64_t>(k / 2, 1, kMaxKC / 2));
     const std::int64_t blocks = m <= most / 2 ? 1 : 2 * ((m + 2 * most - 1) / (2 * most));
-    return round_up(std::max<std::int64_t>(1, (m + blocks - 1) / blocks), transposes ? cast::kTile : 1);
+    const std::int64_t whole = transposes ? cast::kTile : tiles ? kTiledRows : 1;
+    return round_up(std::max<std::int64_t>(1, (m + blocks - 1) / blocks), whole);
 }
 
 Plan plan_for(const Product& p) {
@@ -78,7 +88,8 @@ Plan plan_for(const Product& p) {
     const std::int64_t nr = p.kernels.nr;
     if (p.m <= kWholeARows && p.k <= kMaxKC && p.n >= 2 * p.threads * nr) return {Schedule::WholeA, p.chunk_rows, whole_a_nc(p), p.k};
     const std::int64_t kc = std::min(p.k, kMaxKC);
-    return {Schedule::Blocked, p.chunk_rows, std::max(nr, kPackedBUnits / std::max<std::int64_t>(1, p.units(kc)) / nr * nr), kc};
+    const std::int64_t most = p.kernels.reads_tiles ? kTiledBUnits : kPackedBUnits;
+    return {Schedule::Blocked, p.chunk_rows, std::max(nr, most / std::max<std::int64_t>(1, p.units(kc)) / nr * nr), kc};
 }
 
 }  // namespace fusible::gemm

@@ -20,11 +20,12 @@
 
 namespace fusible::gemm {
 
-constexpr std::int64_t kMaxKC = 4096;      // elements of K packed at once
-constexpr std::int64_t kSumsCols = 256;    // of the sums that a task has in cache
-constexpr std::int64_t kMaxFewRows = 24;   // of M, for which B is not packed
+constexpr std::int64_t kMaxKC = 4096;         // elements of K packed at once
+constexpr std::int64_t kSumsCols = 256;       // of the sums that a task has in cache
+constexpr std::int64_t kTiledSumsCols = 384;  // the same of tiles
+constexpr std::int64_t kMaxFewRows = 24;      // of M, for which B is not packed
 constexpr std::int64_t kMaxFewTiledRows = 4;  // the same of tiles, which take sixteen rows at once
-constexpr std::int64_t kFewRowsCols = 64;  // NC of that schedule, a task's columns
+constexpr std::int64_t kFewRowsCols = 64;     // NC of that schedule, a task's columns
 
 /// Which loops are run; schedules.hpp says of each when and why.
 enum class Schedule { Blocked, WholeA, Turned, FewRows, FewCodes };
@@ -56,6 +57,9 @@ struct Product {
     std::int64_t units(std::int64_t elements) const { return (elements + kernels.depth - 1) / kernels.depth; }
     std::int64_t micro_panels(std::int64_t count) const { return (count + kernels.nr - 1) / kernels.nr; }
 
+    /// Columns of C whose sums a task has in cache.
+    std::int64_t sums_cols() const { return kernels.reads_tiles ? kTiledSumsCols : kSumsCols; }
+
     /// Whether an operand is packed with its scales: times these, or integers and then these.
     bool packs_coded_a() const { return a.has_fours() || scaling_a == Scaling::OfValues || scaling_a == Scaling::OfFloats; }
     bool packs_coded_b() const { return b.has_fours() || scaling_b == Scaling::OfValues || scaling_b == Scaling::OfFloats; }
@@ -74,7 +78,7 @@ struct Product {
 
 /// Rows of a block of A, and of a chunk of the column sums: of one size and even in number, for two threads or four. They follow from the sizes alone,
 /// so that a sum of columns has one order.
-std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes);
+std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes, bool tiles);
 
 Plan plan_for(const Product& p);
 
