@@ -35,56 +35,107 @@ struct TilesAhead {
     std::int64_t a_lines;  // a step
     std::int64_t b_lines;
 
-    /// What so many steps of a copy of this have fetched.
-    void skip(std::int64_t steps) {
-        a += steps * a_lines * kLine;
-        b += steps * b_lines * kLine;
-    }
-
     void operator()() {
         for (std::int64_t i = 0; i < a_lines; ++i, a += kLine) __builtin_prefetch(a, 0, 2);
         for (std::int64_t i = 0; i < b_lines; ++i, b += kLine) __builtin_prefetch(b, 0, 2);
     }
 };
 
-/// As multiply_tiles, of `rows` rows from the r-th on, where the sum of each block is multiplied by factors: that of one while the next is summed.
-template <int kDown, int kAcross, bool kOfRows>
-inline void multiply_scaled_tiles(const Block& block, int r, int rows, const Slab& slab, float* sums, TilesAhead ahead) {
-    constexpr int kCols = 2 * kTileRows;
-    alignas(64) float of_block[2][kCols * kCols];
-    const std::int64_t blocks = (slab.units + block.factor_units - 1) / block.factor_units;
-    for (std::int64_t i = 0; i <= blocks; ++i) {
-        const std::int64_t u = slab.u + i * block.factor_units;
-        if (i < blocks) {
-            const std::int64_t units = slab.u + slab.units - u < block.factor_units ? slab.u + slab.units - u : block.factor_units;
-            const auto a = TileRows::in_squares(block.a + r * block.row_stride + u * kTileRows, block.row_stride);
-            multiply_tiles<kDown, kAcross>(a, slab.panel + u * kNR, units, slab.last, of_block[i % 2], kCols, false, ahead);
-            ahead.skip(steps_of(units));
-        }
-        if (i == 0) continue;
-        const auto factors = SumFactors<kOfRows>::at(block, slab.panel, kNR, u / block.factor_units - 1, r);
-        const bool add_to = block.add_to || u > block.factor_units;
-        for (int row = 0; row < rows; ++row)
+/// Sums of blocks on their way: those of one are multiplied by their factors and added to C row by row, between the steps of the next one's tiles, which
+/// leave the rest of a core idle.
+template <int kAcross, bool kOfRows>
+class ScaledSums {
+    static constexpr int kCols = 2 * kTileRows;
+
+  public:
+    /// Where the sums of the next block go: `stride()` apart.
+    float* next() { return of_block_[turn_ ^ 1]; }
+    static constexpr std::int64_t stride() { return kCols; }
+
+    /// The next block's are there: of `rows` rows, to be added to what is at `to`.
+    void take(int rows, const SumFactors<kOfRows>& factors, float* to, std::ptrdiff_t to_stride, bool add_to) {
+        turn_ ^= 1;
+        row_ = 0;
+        rows_ = rows;
+        factors_ = factors;
+        to_ = to;
+        to_stride_ = to_stride;
+        add_to_ = add_to;
+    }
+
+    int left() const { return rows_ - row_; }
+
+    /// Adds the next `count` rows, or as many as there are.
+    void add(int count) {
+        if (left() == 0) return;
+        const int end = count < left() ? row_ + count : rows_;
+        add_to_ ? add_until<true>(end) : add_until<false>(end);
+        row_ = end;
+    }
+
+    /// Adds those that are left.
+    void finish() { add(left()); }
+
+  private:
+    template <bool kAddTo>
+    void add_until(int end) {
+        const SumFactors<kOfRows> factors = factors_;
+        const std::ptrdiff_t stride = to_stride_;
+        const float* sums = of_block_[turn_] + row_ * kCols;
+        float* to = to_ + row_ * stride;
+        F32 columns[kAcross];
+        for (int v = 0; v < kAcross; ++v) columns[v] = load(factors.columns + v * kLanes);
+        for (int row = row_; row < end; ++row, sums += kCols, to += stride)
             for (int v = 0; v < kAcross; ++v) {
-                float* const at = sums + (r + row) * block.sums_stride + v * kLanes;
-                const F32 sum = load(of_block[(i - 1) % 2] + row * kCols + v * kLanes);
-                store(at, factors.added(add_to ? load(at) : splat(0.0f), sum, row, v * kLanes));
+                const F32 factor = kOfRows ? mul(columns[v], splat(factors.rows[row])) : columns[v];
+                store(to + v * kLanes, fma(load(sums + v * kLanes), factor, kAddTo ? load(to + v * kLanes) : splat(0.0f)));
             }
     }
-}
+
+    alignas(64) float of_block_[2][kCols * kCols];
+    SumFactors<kOfRows> factors_{};
+    float* to_ = nullptr;
+    std::ptrdiff_t to_stride_ = 0;
+    int turn_ = 0;
+    int row_ = 0;
+    int rows_ = 0;
+    bool add_to_ = false;
+};
+
+/// What stands in its place where sums are not scaled.
+struct PlainSums {
+    void finish() {}
+};
 
 /// A slab's part of the sums of `rows` rows from the r-th on, 32 of them or at most 16.
 template <int kDown, int kAcross>
-inline void multiply_slab_of_tiles(const Block& block, int r, int rows, const Slab& slab, float* sums, const TilesAhead& ahead) {
-    if (block.row_factors != nullptr) return multiply_scaled_tiles<kDown, kAcross, true>(block, r, rows, slab, sums, ahead);
-    if (block.factor_units != 0) return multiply_scaled_tiles<kDown, kAcross, false>(block, r, rows, slab, sums, ahead);
+inline void multiply_slab_of_tiles(const Block& block, int r, int, const Slab& slab, float* sums, const TilesAhead& ahead, PlainSums&) {
     const auto a = TileRows::in_squares(block.a + r * block.row_stride + slab.u * kTileRows, block.row_stride);
     multiply_tiles<kDown, kAcross>(a, slab.begin(), slab.units, slab.last, sums + r * block.sums_stride, block.sums_stride, block.add_to || slab.u > 0, ahead);
 }
 
+/// The same where the sum of each block of K is multiplied by factors.
+template <int kDown, int kAcross, bool kOfRows>
+inline void multiply_slab_of_tiles(const Block& block, int r, int rows, const Slab& slab, float* sums, TilesAhead ahead, ScaledSums<kAcross, kOfRows>& scaled) {
+    for (std::int64_t u = slab.u; u == slab.u || u < slab.u + slab.units; u += block.factor_units) {
+        const std::int64_t units = slab.u + slab.units - u < block.factor_units ? slab.u + slab.units - u : block.factor_units;
+        const auto a = TileRows::in_squares(block.a + r * block.row_stride + u * kTileRows, block.row_stride);
+        const int steps = static_cast<int>(steps_of(units));
+        const int rows_a_step = steps > 0 ? (scaled.left() + steps - 1) / steps : 0;
+        const auto meanwhile = [&] {
+            ahead();
+            scaled.add(rows_a_step);
+        };
+        multiply_tiles<kDown, kAcross>(a, slab.panel + u * kNR, units, slab.last, scaled.next(), scaled.stride(), false, meanwhile);
+        scaled.finish();
+        const auto factors = SumFactors<kOfRows>::at(block, slab.panel, kNR, u / block.factor_units, r);
+        scaled.take(rows, factors, sums + r * block.sums_stride, block.sums_stride, block.add_to || u > 0);
+    }
+}
+
 /// A slab of rows [first, last) of a block, whole tiles or one that is not, and of the columns from the `col`-th on, a micro-panel of them. Meanwhile the
 /// next panel's slab is fetched, and a part of what the rows have of the next one.
-template <int kAcross>
+template <int kAcross, class Sums>
 inline void multiply_panel(const Block& block, int first, int last, std::int64_t u, std::int64_t units, int col) {
     constexpr int kDown = 2 * kTileRows;
     const int panel = col / kNR;
@@ -105,10 +156,21 @@ inline void multiply_panel(const Block& block, int first, int last, std::int64_t
         return TilesAhead{next_a + (r + panel % 2 * kTileRows) * block.row_stride + of_a * TilesAhead::kLine, next_b + of_b * TilesAhead::kLine, a_lines,
                           b_lines};
     };
+    Sums sums;
     int r = first;
-    for (; r + kDown <= last; r += kDown) multiply_slab_of_tiles<2, kAcross>(block, r, kDown, slab, block.sums + col, ahead(r));
-    if (r < last) multiply_slab_of_tiles<1, kAcross>(block, r, last - r, slab, block.sums + col, ahead(r));
+    for (; r + kDown <= last; r += kDown) multiply_slab_of_tiles<2, kAcross>(block, r, kDown, slab, block.sums + col, ahead(r), sums);
+    if (r < last) multiply_slab_of_tiles<1, kAcross>(block, r, last - r, slab, block.sums + col, ahead(r), sums);
+    sums.finish();
 }
+
+/// The same, by what becomes of the sums.
+template <int kAcross>
+inline void multiply_panel(const Block& block, int first, int last, std::int64_t u, std::int64_t units, int col) {
+    if (block.row_factors != nullptr) return multiply_panel<kAcross, ScaledSums<kAcross, true>>(block, first, last, u, units, col);
+    if (block.factor_units != 0) return multiply_panel<kAcross, ScaledSums<kAcross, false>>(block, first, last, u, units, col);
+    multiply_panel<kAcross, PlainSums>(block, first, last, u, units, col);
+}
+
 
 /// Slab by slab: A's stays in the second cache while all columns pass, and so do their sums.
 inline void multiply_rows_of_tiles(const Block& block, int first, int last) {

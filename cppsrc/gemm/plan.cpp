@@ -16,7 +16,7 @@ constexpr std::int64_t kPackedBUnits = 1 << 19;     // of KC x NC: 2 MiB
 // one, which has these sums, a slab of both operands, and the next one, that is fetched meanwhile (amx.hpp).
 constexpr std::int64_t kTiledMC = 384;
 constexpr std::int64_t kTiledRows = 32;
-constexpr std::int64_t kTiledBUnits = 1 << 22;      // of KC x NC: 16 MiB
+constexpr std::int64_t kTiledBUnits = 1 << 21;      // of KC x NC: 8 MiB
 constexpr std::int64_t kTiledTaskBUnits = 1 << 20;  // of K x NC, a task's: 4 MiB
 
 constexpr std::int64_t kWholeARows = 512;        // of M, in all
