@@ -183,7 +183,10 @@ inline void encode_columns_of_square(const Fp4Part& part, int row, int col) {
     alignas(64) std::int32_t amaxes[kFp4Block];
     for (int v = 0; v < kBlockSteps; ++v) {
         const S* const source = static_cast<const S*>(part.source) + row * part.stride + col + v * kLanes;
-        for (int i = 0; i < kFp4Block; ++i) x[v][i] = load(source + i * part.stride);
+        for (int i = 0; i < kFp4Block; ++i) {
+            x[v][i] = load(source + i * part.stride);
+            __builtin_prefetch(source + (kFp4Block + i) * part.stride);  // the square below: lines far apart, of which no CPU foresees the next
+        }
         store_words(amaxes + v * kLanes, largest_of(x[v]));
     }
     if (part.tiled) {
