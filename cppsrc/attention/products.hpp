@@ -29,7 +29,7 @@ constexpr int kWholeRun = static_cast<int>(kTileUnits) * kDepth;  // elements of
 constexpr int kVectorRows = 4;  // of so few, products are made faster by vectors
 
 /// Products are made between these two. (No object does it: the way out of an exception would be code that levels share.)
-inline void begin_products() { configure_tiles(kTileRows); }
+inline void begin_products() { configure_tiles(); }
 inline void end_products() { _tile_release(); }
 
 /// A panel of `units` units, which others follow that are not its own.

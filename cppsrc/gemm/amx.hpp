@@ -107,7 +107,7 @@ struct PlainSums {
     void finish() {}
 };
 
-/// A slab's part of the sums of `rows` rows from the r-th on, 32 of them or at most 16.
+/// A slab's part of the sums of `rows` rows from the r-th on, at most kDown tiles of them.
 template <int kDown, int kAcross>
 inline void multiply_slab_of_tiles(const Block& block, int r, int, const Slab& slab, float* sums, const TilesAhead& ahead, PlainSums&) {
     const auto a = TileRows::in_squares(block.a + r * block.row_stride + slab.u * kTileRows, block.row_stride);
@@ -133,10 +133,10 @@ inline void multiply_slab_of_tiles(const Block& block, int r, int rows, const Sl
     }
 }
 
-/// A slab of rows [first, last) of a block, whole tiles or one that is not, and of the columns from the `col`-th on, a micro-panel of them. Meanwhile the
-/// next panel's slab is fetched, and a part of what the rows have of the next one.
+/// A slab of the rows of a block, and of its columns from the `col`-th on, a micro-panel of them. Meanwhile the next panel's slab is fetched, and a part of
+/// what the rows have of the next one.
 template <int kAcross, class Sums>
-inline void multiply_panel(const Block& block, int first, int last, std::int64_t u, std::int64_t units, int col) {
+inline void multiply_panel(const Block& block, std::int64_t u, std::int64_t units, int col) {
     constexpr int kDown = 2 * kTileRows;
     const int panel = col / kNR;
     const int panels = (block.cols + kNR - 1) / kNR;
@@ -149,47 +149,40 @@ inline void multiply_panel(const Block& block, int first, int last, std::int64_t
     const std::int32_t* const next_b = panel + 1 < panels ? slab.begin() + block.panel_stride : block.b + (u + units) * kNR;
     const auto share = [](std::int64_t lines, std::int64_t among) { return (lines + among - 1) / among; };
     const std::int64_t a_lines = more ? share(kDown, panels) : 0;
-    const std::int64_t b_lines = more || panel + 1 < panels ? share(kDown, share(last - first, kDown)) : 0;
+    const std::int64_t b_lines = more || panel + 1 < panels ? share(kDown, share(block.rows, kDown)) : 0;
     const auto ahead = [&](int r) {
         const std::int64_t of_a = panel / 2 * a_lines * slab.steps();  // of two tiles' rows in turn, which lie apart
-        const std::int64_t of_b = (r - first) / kDown * b_lines * slab.steps();
+        const std::int64_t of_b = r / kDown * b_lines * slab.steps();
         return TilesAhead{next_a + (r + panel % 2 * kTileRows) * block.row_stride + of_a * TilesAhead::kLine, next_b + of_b * TilesAhead::kLine, a_lines,
                           b_lines};
     };
     Sums sums;
-    int r = first;
-    for (; r + kDown <= last; r += kDown) multiply_slab_of_tiles<2, kAcross>(block, r, kDown, slab, block.sums + col, ahead(r), sums);
-    if (r < last) multiply_slab_of_tiles<1, kAcross>(block, r, last - r, slab, block.sums + col, ahead(r), sums);
+    int r = 0;
+    for (; block.rows - r > kTileRows; r += kDown)
+        multiply_slab_of_tiles<2, kAcross>(block, r, block.rows - r < kDown ? block.rows - r : kDown, slab, block.sums + col, ahead(r), sums);
+    if (r < block.rows) multiply_slab_of_tiles<1, kAcross>(block, r, block.rows - r, slab, block.sums + col, ahead(r), sums);
     sums.finish();
 }
 
 /// The same, by what becomes of the sums.
 template <int kAcross>
-inline void multiply_panel(const Block& block, int first, int last, std::int64_t u, std::int64_t units, int col) {
-    if (block.row_factors != nullptr) return multiply_panel<kAcross, ScaledSums<kAcross, true>>(block, first, last, u, units, col);
-    if (block.factor_units != 0) return multiply_panel<kAcross, ScaledSums<kAcross, false>>(block, first, last, u, units, col);
-    multiply_panel<kAcross, PlainSums>(block, first, last, u, units, col);
+inline void multiply_panel(const Block& block, std::int64_t u, std::int64_t units, int col) {
+    if (block.row_factors != nullptr) return multiply_panel<kAcross, ScaledSums<kAcross, true>>(block, u, units, col);
+    if (block.factor_units != 0) return multiply_panel<kAcross, ScaledSums<kAcross, false>>(block, u, units, col);
+    multiply_panel<kAcross, PlainSums>(block, u, units, col);
 }
 
-
-/// Slab by slab: A's stays in the second cache while all columns pass, and so do their sums.
-inline void multiply_rows_of_tiles(const Block& block, int first, int last) {
-    if (first == last) return;
-    configure_tiles(last - first < kTileRows ? last - first : kTileRows);
+/// As `multiply`: A lies in tiles (pack_tiles), and there are sums for whole ones. Slab by slab: A's stays in the second cache while all columns pass, and
+/// so do their sums.
+void multiply_by_tiles(const Block& block) {
+    configure_tiles();
     for (std::int64_t u = 0; u == 0 || u < block.kc; u += kSlabUnits) {
         const std::int64_t units = block.kc - u < kSlabUnits ? block.kc - u : kSlabUnits;
         int col = 0;
-        for (; block.cols - col > kTileRows; col += kNR) multiply_panel<2>(block, first, last, u, units, col);
-        if (col < block.cols) multiply_panel<1>(block, first, last, u, units, col);
+        for (; block.cols - col > kTileRows; col += kNR) multiply_panel<2>(block, u, units, col);
+        if (col < block.cols) multiply_panel<1>(block, u, units, col);
     }
     _tile_release();
-}
-
-/// As `multiply`: A lies in tiles (pack_tiles).
-void multiply_by_tiles(const Block& block) {
-    const int whole = block.rows / kTileRows * kTileRows;
-    multiply_rows_of_tiles(block, 0, whole);
-    multiply_rows_of_tiles(block, whole, block.rows);
 }
 
 }  // namespace

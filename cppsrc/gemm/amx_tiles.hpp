@@ -16,8 +16,8 @@ using namespace simd::FUSIBLE_LEVEL;
 constexpr int kTileRows = 16;
 constexpr std::int64_t kTileUnits = 16;
 
-/// What the tiles are, until they are released: `rows` of the first sums and of the first A, 16 of all others.
-inline void configure_tiles(int rows) {
+/// What the tiles are, until they are released.
+inline void configure_tiles() {
     struct alignas(64) {
         std::uint8_t palette = 1;
         std::uint8_t first_row = 0;
@@ -25,8 +25,6 @@ inline void configure_tiles(int rows) {
         std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
         std::uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
     } configuration;
-    constexpr int kOfRows[] = {0, 1, 4};
-    for (const int tile : kOfRows) configuration.rows[tile] = static_cast<std::uint8_t>(rows);
     _tile_loadconfig(&configuration);
 }
 

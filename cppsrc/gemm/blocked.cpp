@@ -43,7 +43,7 @@ void run_round(Product& p, const Plan& plan, Round& round) {
 void run_blocked(Product& p, const Plan& plan) {
     for (std::int64_t n0 = 0; n0 < p.n; n0 += plan.nc) {
         Round round{n0, std::min(plan.nc, p.n - n0), 0, plan.kc, nullptr, 0, nullptr, false};
-        if (p.k > plan.kc) round.sums = scratch().shared.of<float>(static_cast<std::size_t>(p.m * round_up(round.nc, p.kernels.nr)));
+        if (p.k > plan.kc) round.sums = scratch().shared.of<float>(static_cast<std::size_t>(p.rows_held(p.m) * round_up(round.nc, p.kernels.nr)));
         do {
             round.kc = std::min(plan.kc, p.k - round.k0);
             round.last = round.k0 + round.kc == p.k;

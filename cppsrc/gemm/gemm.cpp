@@ -24,12 +24,14 @@ const Kernels& kernels_for(ElementKind a, ElementKind b) {
 /// of bfloat16 serve: for codes with one scale, where there are no tiles. An EPYC is fast at these (docs/performance.md); on a Xeon 32 elements take two
 /// cycles by them, and 16 floats take half a cycle.
 const codes::Kernels* codes_for(std::int64_t m, const Operand& a, const Operand& b) {
-    if (m > kMaxFewRows || a.transposed || !b.transposed || b.coding == codes::Coding::None) return nullptr;
+    if (m > kMaxFewCodedRows || a.transposed || !b.transposed || b.coding == codes::Coding::None) return nullptr;
+    bool by_tiles = false;
 #if defined(FUSIBLE_X86_KERNELS)
+    by_tiles = current_level() == Level::Amx && amx::kernels.takes[table_index(a.kind)] && !a.has_blocks();
     const bool dots = current_level() == Level::Avx512Bf16 && avx512bf16::kernels.takes[table_index(a.kind)];
     if (dots && b.scales.data == nullptr) return nullptr;
 #endif
-    return &codes::kernels();
+    return m <= (by_tiles ? kMaxFewCodedRows : kMaxFewRows) ? &codes::kernels() : nullptr;
 }
 
 /// The kernels of a product, where they take the scales of each operand, and whether bf16 has the values of A.

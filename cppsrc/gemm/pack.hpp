@@ -87,11 +87,18 @@ inline std::int32_t* in_squares(std::int32_t* out, std::int64_t stride, std::int
     return out + r / kLanes * kLanes * stride + u * kLanes + r % kLanes * kLanes;
 }
 
+/// The rows that the last squares have more than the operand.
+inline void clear_rows_beyond(std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
+    for (std::int64_t r = rows; r % kLanes != 0; ++r)
+        for (std::int64_t k = 0; k < depth; k += kRun) store_units(in_squares(out, out_stride, r, k / kDepth), zero_units());
+}
+
 /// Rows in squares.
 template <class Reader>
 inline void tile_rows(const Reader& source, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
     for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t k = 0; k < depth; k += kRun) store_units(in_squares(out, out_stride, r, k / kDepth), source.at(r, k, depth - k));
+    clear_rows_beyond(rows, depth, out, out_stride);
 }
 
 template <class S>
@@ -115,6 +122,7 @@ inline void tile_columns(const Across& across, std::int64_t depth, std::int64_t 
             for (std::int64_t i = 0; i < some; ++i) store_units(in_squares(out, out_stride, j + i, k / kDepth), square[i]);
         }
     }
+    clear_rows_beyond(width, depth, out, out_stride);
 }
 
 /// A matrix [depth, width] that is contiguous in its width, in squares of its columns.

@@ -63,9 +63,6 @@ namespace {
 /// Whether a packed block of A lies as a transposed A does.
 bool in_columns(const Product& p) { return p.a.transposed && !p.kernels.reads_tiles; }
 
-/// Rows for which there is memory in a packed block: squares are whole.
-std::int64_t rows_packed(const Product& p, std::int64_t rows) { return p.kernels.reads_tiles ? round_up(rows, p.kernels.lanes) : rows; }
-
 void pack_a_tiles(const Product& p, std::int64_t row, std::int64_t rows, const Round& round, std::int32_t* out, std::int64_t stride) {
     if (p.packs_coded_a()) return p.kernels.pack_coded_tiles[static_cast<int>(p.a.coding)](p.a.coded(row, round.k0), rows, round.kc, out, stride);
     p.kernels.pack_tiles[table_index(p.a.kind)](p.a.at(row, round.k0), p.a.cols, rows, round.kc, out, stride);
@@ -88,7 +85,7 @@ std::int64_t a_block_units(const Product& p, const Round& round) {
     const std::int64_t units = p.units(round.kc);
     if (in_columns(p)) return units * round_up(p.chunk_rows, lanes);
     const std::int64_t factors = p.scaling_a == Scaling::OfSums ? round_up(p.factors(round.kc) * p.chunk_rows, lanes) : 0;
-    return rows_packed(p, p.chunk_rows) * round_up(units, lanes) + factors;
+    return p.rows_held(p.chunk_rows) * round_up(units, lanes) + factors;
 }
 
 Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::int32_t* out) {
@@ -104,7 +101,7 @@ Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::in
     block.unit_stride = in_columns(p) ? round_up(rows, lanes) : 1;
     block.row_stride = in_columns(p) ? 1 : round_up(block.kc, lanes);
     if (p.scaling_a == Scaling::OfSums) {
-        std::int32_t* const factors = out + rows_packed(p, rows) * block.row_stride;
+        std::int32_t* const factors = out + p.rows_held(rows) * block.row_stride;
         if (!p.a.has_fours()) write_factors(p, p.a, p.scaling_a, round, row, rows, rows, factors);
         block.row_factors = reinterpret_cast<const float*>(factors);
     }
@@ -156,7 +153,7 @@ void multiply_block(Product& p, const Round& round, std::int64_t i, Block block,
     const std::int64_t own_stride = p.sums_cols() + p.kernels.lanes;  // not a power of two: rows would have one place in the nearest cache
     block.sums_stride = round.sums != nullptr ? round_up(round.nc, nr) : own_stride;
     block.add_to = round.sums != nullptr && round.k0 > 0;
-    float* const own = round.sums == nullptr ? scratch().sums.of<float>(static_cast<std::size_t>(p.chunk_rows * own_stride)) : nullptr;
+    float* const own = round.sums == nullptr ? scratch().sums.of<float>(static_cast<std::size_t>(p.rows_held(p.chunk_rows) * own_stride)) : nullptr;
     for (std::int64_t panel = first; panel < last; panel += step) {
         block.b = round.b + (panel - round.first_panel) * block.panel_stride;
         const std::int64_t col = round.n0 + panel * nr;

@@ -86,8 +86,8 @@ Plan plan_for(const Product& p) {
         if (!p.kernels.reads_tiles && !p.scales_sums() && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};
     }
     const std::int64_t nr = p.kernels.nr;
-    if (p.m <= kWholeARows && p.k <= kMaxKC && p.n >= 2 * p.threads * nr) return {Schedule::WholeA, p.chunk_rows, whole_a_nc(p), p.k};
-    const std::int64_t kc = std::min(p.k, kMaxKC);
+    if (p.m <= kWholeARows && p.k <= p.max_kc() && p.n >= 2 * p.threads * nr) return {Schedule::WholeA, p.chunk_rows, whole_a_nc(p), p.k};
+    const std::int64_t kc = std::min(p.k, p.max_kc());
     const std::int64_t most = p.kernels.reads_tiles ? kTiledBUnits : kPackedBUnits;
     return {Schedule::Blocked, p.chunk_rows, std::max(nr, most / std::max<std::int64_t>(1, p.units(kc)) / nr * nr), kc};
 }

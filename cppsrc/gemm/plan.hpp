@@ -8,6 +8,8 @@
 //   KC elements of K: the sums of several such blocks are added up in memory;
 //   MC rows of A, packed by MC x KC, in the second-level cache; a slab of a micro-panel of B (kernels.cpp) stays in the nearest one.
 //
+// Tiles multiply so fast that no second-level cache has what they need of all of KC: it has a slab of both operands, and MC x 384 sums (amx.hpp).
+//
 // Packed elements are units of 32 bits (units.hpp), so that sizes in bytes do not depend on the kind of the operands. A block of C is finished (scaled,
 // activated, rounded: epilogue.hpp) while its sums are in cache.
 #pragma once
@@ -17,14 +19,17 @@
 #include "gemm/kernels.hpp"
 #include "gemm/operand.hpp"
 #include "gemm/scaling.hpp"
+#include "runtime/round_up.hpp"
 
 namespace fusible::gemm {
 
 constexpr std::int64_t kMaxKC = 4096;         // elements of K packed at once
+constexpr std::int64_t kTiledMaxKC = 8192;    // the same of tiles
 constexpr std::int64_t kSumsCols = 256;       // of the sums that a task has in cache
 constexpr std::int64_t kTiledSumsCols = 384;  // the same of tiles
 constexpr std::int64_t kMaxFewRows = 24;      // of M, for which B is not packed
 constexpr std::int64_t kMaxFewTiledRows = 4;  // the same of tiles, which take sixteen rows at once
+constexpr std::int64_t kMaxFewCodedRows = 32;  // the same where tiles are decoded from codes
 constexpr std::int64_t kFewRowsCols = 64;     // NC of that schedule, a task's columns
 
 /// Which loops are run; schedules.hpp says of each when and why.
@@ -56,6 +61,11 @@ struct Product {
 
     std::int64_t units(std::int64_t elements) const { return (elements + kernels.depth - 1) / kernels.depth; }
     std::int64_t micro_panels(std::int64_t count) const { return (count + kernels.nr - 1) / kernels.nr; }
+
+    /// Rows for which there is memory where a block has so many: tiles are whole.
+    std::int64_t rows_held(std::int64_t rows) const { return kernels.reads_tiles ? round_up(rows, kernels.lanes) : rows; }
+
+    std::int64_t max_kc() const { return kernels.reads_tiles ? kTiledMaxKC : kMaxKC; }
 
     /// Columns of C whose sums a task has in cache.
     std::int64_t sums_cols() const { return kernels.reads_tiles ? kTiledSumsCols : kSumsCols; }

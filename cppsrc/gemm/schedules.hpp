@@ -32,7 +32,7 @@ void run_few_rows(Product& p, const Plan& plan);
 
 /// The same where B is codes, with one scale or with scales of blocks along K: A is packed as floats, in the order in which codes are decoded, and what
 /// comes of a block is multiplied by its scale (codes/multiply.hpp); or, where A is bfloat16 and the level multiplies it,
-/// as that: from three rows on by tiles (codes/tiles.hpp), or by dot products.
+/// as that: from three rows on by tiles (codes/tiles.hpp), and then kMaxFewCodedRows of them, or by dot products.
 void run_few_codes(Product& p, const Plan& plan);
 
 /// Scratch of a thread, which the schedules share.

@@ -63,7 +63,7 @@ void each_few_columns(Product& p, const Plan& plan, std::int64_t step, const Mul
     parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
         const std::int64_t col = static_cast<std::int64_t>(task) * kFewRowsCols;
         const std::int64_t cols = std::min(kFewRowsCols, p.n - col);
-        alignas(64) float sums[kMaxFewRows * kFewRowsCols];
+        alignas(64) float sums[kMaxFewCodedRows * kFewRowsCols];
         for (std::int64_t row = 0; row < p.m; row += step)  // the task's columns come from the second cache from the second time on
             multiply(row, col, cols, sums + row * kFewRowsCols);
         float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
@@ -145,7 +145,7 @@ void run_few_codes(Product& p, const Plan& plan) {
     const std::int64_t stride = round_up(p.k, codes::kMostElements);
     float* const a = unpacked_floats(p, stride);
     if (takes_halves(p)) return run_few_halves(p, plan, a, stride);
-    float factors[kMaxFewRows];
+    float factors[kMaxFewCodedRows];
     for (std::int64_t row = 0; row < p.m; ++row) factors[row] = p.codes->reorder[coding](a + row * stride, stride);
     each_few_columns(p, plan, kFewRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
         codes::FewRows few = codes_at(p, static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row)), col, cols, sums);

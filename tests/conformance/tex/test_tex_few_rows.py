@@ -52,7 +52,7 @@ def test_rows_are_multiplied_with_the_values_of_a_copy(name: str, along_rows: bo
     held = weight(name, swizzled)
     depth = 416 if along_rows else 288
     for dtype in (torch.float32, torch.bfloat16):
-        for rows in (1, 2, 7, 24, 25):
+        for rows in (1, 2, 7, 24, 25, 32, 33):
             x = torch.randn(rows, depth, generator=torch.Generator().manual_seed(1)).to(dtype)
             rest = (None, None, DType.kFloat32, None, None, False, None, False, None, 0, False, False)
             got = native(tex.generic_gemm, held, along_rows, x, False, *rest)[0]
@@ -61,4 +61,4 @@ def test_rows_are_multiplied_with_the_values_of_a_copy(name: str, along_rows: bo
             size = x.double().abs() @ values.abs()
             allowed = (depth + 4) * torch.finfo(torch.float32).eps * size
             assert bool(((got.double() - x.double() @ values).abs() <= allowed).all())
-    assert taken == [False, True] * 10  # x is not, and the weight is
+    assert taken == [False, True] * 14  # x is not, and the weight is
