@@ -23,14 +23,14 @@
 
 namespace fusible::gemm {
 
-constexpr std::int64_t kMaxKC = 4096;         // elements of K packed at once
-constexpr std::int64_t kTiledMaxKC = 8192;    // the same of tiles
-constexpr std::int64_t kSumsCols = 256;       // of the sums that a task has in cache
-constexpr std::int64_t kTiledSumsCols = 384;  // the same of tiles
-constexpr std::int64_t kMaxFewRows = 24;      // of M, for which B is not packed
-constexpr std::int64_t kMaxFewTiledRows = 4;  // the same of tiles, which take sixteen rows at once
+constexpr std::int64_t kMaxKC = 4096;          // elements of K packed at once
+constexpr std::int64_t kTiledMaxKC = 8192;     // the same of tiles
+constexpr std::int64_t kSumsCols = 256;        // of the sums that a task has in cache
+constexpr std::int64_t kTiledSumsCols = 384;   // the same of tiles
+constexpr std::int64_t kMaxFewRows = 24;       // of M, for which B is not packed
+constexpr std::int64_t kMaxFewTiledRows = 8;   // the same of tiles, which take sixteen rows at once
 constexpr std::int64_t kMaxFewCodedRows = 32;  // the same where tiles are decoded from codes
-constexpr std::int64_t kFewRowsCols = 64;     // NC of that schedule, a task's columns
+constexpr std::int64_t kFewRowsCols = 64;      // NC of that schedule, a task's columns
 
 /// Which loops are run; schedules.hpp says of each when and why.
 enum class Schedule { Blocked, WholeA, Turned, FewRows, FewCodes };

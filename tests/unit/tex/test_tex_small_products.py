@@ -109,11 +109,12 @@ def test_a_product_is_handed_over_by_the_largest_of_its_matrices(dtype: torch.dt
 @pytest.mark.skipif(
     cpp_extensions.available and cpp_extensions.get_level() != "amx", reason="without tiles, bf16 is the kernel's or torch's, whatever its size"
 )
-def test_one_row_of_bf16_is_the_kernels_whatever_the_matrix(handed_over: list[str]) -> None:
+def test_few_rows_of_bf16_are_the_kernels_whatever_the_matrix(handed_over: list[str]) -> None:
     a, b = operands(1, 700, 300, True, False, torch.bfloat16)
     gemm(a, True, b, False)
+    gemm(a, True, b.repeat(8, 1), False)
     assert not handed_over
-    gemm(a, True, b.repeat(2, 1), False)
+    gemm(a, True, b.repeat(9, 1), False)
     assert handed_over == ["cpu"]
 
 

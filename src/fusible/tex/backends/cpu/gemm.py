@@ -43,6 +43,8 @@ _VECTORS = {torch.float32: 2**13, torch.bfloat16: _ALL}
 _DONE_HERE = {"amx": {torch.float32: 2**13, torch.bfloat16: 2**16}, "avx512bf16": _VECTORS, "avx512": _VECTORS, "avx2": _VECTORS}
 """By the CPU's level, up to how many elements of the largest of its three matrices a product of unquantized operands is done here, as measured beside
 torch's: of bfloat16 that takes 2 to 100 times as long without tiles. Larger ones are handed over, and at other levels all."""
+_FEW_ROWS = 8
+"""For which a weight of bfloat16 is read as it lies, tiles or none (kMaxFewTiledRows of cppsrc/gemm)."""
 
 
 def products_gain(A: Hashable, B: Hashable, is_plain: bool) -> str | None:
@@ -204,7 +206,7 @@ class GemmKernels(GemmBySteps):
     generic_gemm = specialized_by(_specialized)(requires(_better_here)(handing_on("generic_gemm", _BY_SIZE)))
 
     def _hands_over(self, A: Any, transA: bool, B: Any, transB: bool, D: Any, output_dtype: Any, bias: Any, gelu: bool) -> bool:
-        """Whether a product of unquantized operands is one that torch does as fast: a large one, but of a single row, whose matrix is read once. What
+        """Whether a product of unquantized operands is one that torch does as fast: a large one, but of a few rows, whose matrix is read once. What
         is of a subclass of torch's is, too: torch knows what it is, and one that is faked has no memory."""
         plain = A.__class__ in PLAIN_CLASSES and B.__class__ in PLAIN_CLASSES
         if not plain and (is_quantized(A) or is_quantized(B)):
@@ -225,7 +227,7 @@ class GemmKernels(GemmBySteps):
             return True
         depth = A.shape[-1] if transA else of_a // A.shape[-1]
         columns, rows = of_a // depth, of_b // depth
-        return max(of_a, of_b, columns * rows) > most and not (most and dtype is torch.bfloat16 and rows == 1 and transA)
+        return max(of_a, of_b, columns * rows) > most and not (most and dtype is torch.bfloat16 and rows <= _FEW_ROWS and transA)
 
     def _plain_gemm(
         self, A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
