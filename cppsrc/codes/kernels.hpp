@@ -37,7 +37,7 @@ struct FewHalves {
     FewRows codes;           // without an A
     const std::uint16_t* a;  // packed by pack_halves
 };
-constexpr int kRowsOfHalves = 16;
+constexpr int kRowsOfHalves = 32;
 
 struct Kernels {
     void (*multiply[kCodings])(const FewRows& few);

@@ -1,5 +1,5 @@
-// Products with a few more rows, by AMX: 16 columns of B are decoded to tiles, which are multiplied with all rows of A at once, so that these cost no more
-// than one does. A is bfloat16, and lies in tiles too (pack_tiles).
+// Products with a few more rows, by AMX: 16 columns of B are decoded to tiles, which are multiplied with 16 rows of A at once, or twice as many, so that
+// these cost little more than one does. A is bfloat16, and lies in tiles too (pack_tiles).
 //
 // Order of accumulation: elements of a block, or of a section where there is one scale or the scales are part of the values, are added up one pair after
 // another, in float, with subnormal numbers taken as zero; the sum is multiplied by the factor and added to the column's, in one rounding. Sections are
@@ -95,20 +95,53 @@ struct TileDecoderOfFours {
     }
 };
 
-/// A section of A for a decoder: `rows` <= 16 rows of floats that bfloat16 holds become tiles of 16 pairs of elements, each of all rows.
+constexpr int kTileRows = 16;  // of A
+static_assert(kRowsOfHalves == 2 * kTileRows, "rows of A are in one tile or in two");
+
+/// A for a decoder: `rows` of floats that bfloat16 holds become tiles of 16 pairs of elements of up to kTileRows rows, those of the first rows before those
+/// of the others.
 template <class Decoder, class Factors>
 void pack_tiles(const float* a, std::ptrdiff_t stride, int rows, std::int64_t count, std::uint16_t* out, std::ptrdiff_t) {
-    for (std::int64_t first = 0; first < count; first += Decoder::kElements)
-        for (int tile = 0; tile < Decoder::kTiles; ++tile)
-            for (int pair = 0; pair < kTileElements / 2; ++pair)
-                for (int r = 0; r < rows; ++r)
-                    for (int i = 0; i < 2; ++i)
-                        *out++ = static_cast<std::uint16_t>(
-                            static_cast<std::uint32_t>(bits_of(a[r * stride + first + Decoder::element(tile, 2 * pair + i)])) >> 16);
+    for (int row = 0; row < rows; row += kTileRows) {
+        const int end = rows - row < kTileRows ? rows : row + kTileRows;
+        for (std::int64_t first = 0; first < count; first += Decoder::kElements)
+            for (int tile = 0; tile < Decoder::kTiles; ++tile)
+                for (int pair = 0; pair < kTileElements / 2; ++pair)
+                    for (int r = row; r < end; ++r)
+                        for (int i = 0; i < 2; ++i)
+                            *out++ = static_cast<std::uint16_t>(
+                                static_cast<std::uint32_t>(bits_of(a[r * stride + first + Decoder::element(tile, 2 * pair + i)])) >> 16);
+    }
 }
 
-/// Tiles 0 to 3 hold sums, 4 and 5 columns of B, 6 and 7 rows of A.
-inline void configure_tiles(int rows) {
+/// The rows of A: in each of the tiles that they are in, and where these begin.
+template <int kTilesOfRows>
+struct TiledRows {
+    int rows[kTilesOfRows];
+    const std::uint16_t* at[kTilesOfRows];
+
+    /// All of them, of `elements` each, packed by pack_tiles; from an element on that begins a step.
+    static TiledRows of(const FewHalves& few, std::int64_t element) {
+        const std::int64_t elements = (few.codes.k + kMostElements - 1) / kMostElements * kMostElements;
+        TiledRows all;
+        for (int i = 0; i < kTilesOfRows; ++i) {
+            const int left = few.codes.rows - i * kTileRows;
+            all.rows[i] = left < kTileRows ? left : kTileRows;
+            all.at[i] = few.a + i * kTileRows * elements + element * all.rows[i];
+        }
+        return all;
+    }
+
+    TiledRows after(std::int64_t elements) const {
+        TiledRows next = *this;
+        for (int i = 0; i < kTilesOfRows; ++i) next.at[i] += elements * rows[i];
+        return next;
+    }
+};
+
+/// Tiles 0 to 3 hold sums, 4 and 5 columns of B, 6 and 7 rows of A: where these are in two tiles, 2, 3 and 7 are of the second.
+template <int kTilesOfRows>
+inline void configure_tiles(const TiledRows<kTilesOfRows>& a) {
     struct alignas(64) {
         std::uint8_t palette = 1;
         std::uint8_t first_row = 0;
@@ -117,8 +150,9 @@ inline void configure_tiles(int rows) {
         std::uint8_t rows[16] = {};
     } configuration;
     for (int tile = 0; tile < 8; ++tile) {
+        const bool of_last = tile == 2 || tile == 3 || tile == 7;
         configuration.rows[tile] = kTileCols;
-        configuration.row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? 64 : 4 * rows);
+        configuration.row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? 64 : 4 * a.rows[of_last ? kTilesOfRows - 1 : 0]);
     }
     tiles_touch(&configuration);
     _tile_loadconfig(&configuration);
@@ -127,6 +161,10 @@ inline void configure_tiles(int rows) {
 /// Sums of the columns of a group, each a vector over the rows of A.
 struct GroupSums {
     F32 of[kTileCols];
+
+    GroupSums() {
+        for (F32& sum : of) sum = splat(0.0f);
+    }
 
     /// Adds tiles of sums times the factors of their columns: those at `at` of each.
     template <std::size_t kRoom>
@@ -139,23 +177,30 @@ struct GroupSums {
     }
 };
 
-/// What a group works with: tiles of B of two steps, and those of sums.
-template <class Decoder>
+/// What a group works with: tiles of B of two steps, and those of sums, two for each tile of rows.
+template <class Decoder, int kTilesOfRows>
 struct TileScratch {
+    static constexpr int kSums = 2 * kTilesOfRows;
     alignas(64) std::uint16_t b[2][Decoder::kTiles * kTileHalves];
-    alignas(64) float sums[2][2][kTileCols * kLanes] = {};
+    alignas(64) float sums[2][kSums > Decoder::kTiles ? kSums : Decoder::kTiles][kTileCols * kLanes] = {};
 };
 
 // Tiles are named by numbers as they stand.
-#define FUSIBLE_MULTIPLY_TILE(sums, of_b, of_a, tile)            \
-    _tile_loadd(of_b, b + (tile) * kTileHalves, 64);             \
-    _tile_loadd(of_a, a + (tile) * kTileElements * rows, 4 * rows); \
+#define FUSIBLE_MULTIPLY_TILE(sums, of_b, of_a, tile)                              \
+    _tile_loadd(of_b, b + (tile) * kTileHalves, 64);                               \
+    _tile_loadd(of_a, a.at[0] + (tile) * kTileElements * a.rows[0], 4 * a.rows[0]); \
     _tile_dpbf16ps(sums, of_b, of_a)
+
+// The same of rows in two tiles.
+#define FUSIBLE_MULTIPLY_TWO_TILES(sums, sums_of_second, of_b, tile)               \
+    FUSIBLE_MULTIPLY_TILE(sums, of_b, 6, tile);                                    \
+    _tile_loadd(7, a.at[1] + (tile) * kTileElements * a.rows[1], 4 * a.rows[1]);    \
+    _tile_dpbf16ps(sums_of_second, of_b, 7)
 
 /// The tiles of a step. Where the scales are part of the values, or there is one, they add to sums that stay in tiles; else the sums of each block, or of
 /// the step where a block is longer, are stored.
-template <class Decoder, class Factors>
-inline void multiply_step(const std::uint16_t* b, const std::uint16_t* a, std::int64_t rows, float (&sums)[2][kTileCols * kLanes]) {
+template <class Decoder, class Factors, int kSums>
+inline void multiply_step(const std::uint16_t* b, const TiledRows<1>& a, float (&sums)[kSums][kTileCols * kLanes]) {
     if constexpr (Decoder::kFolds || Factors::kBlock == 0) {
         FUSIBLE_MULTIPLY_TILE(0, 4, 6, 0);
         FUSIBLE_MULTIPLY_TILE(1, 5, 7, 1);
@@ -179,12 +224,45 @@ inline void multiply_step(const std::uint16_t* b, const std::uint16_t* a, std::i
     tiles_touch(sums);
 }
 
-/// The sums of a group over a section, `first` to `end`, of which A is packed.
-template <class Decoder, class Factors>
-inline void multiply_group(const FewHalves& few, std::int64_t col, int cols, std::int64_t first, std::int64_t end, const std::uint16_t* a,
-                           TileScratch<Decoder>& scratch, GroupSums& sums) {
+template <class Decoder, class Factors, int kSums>
+inline void multiply_step(const std::uint16_t* b, const TiledRows<2>& a, float (&sums)[kSums][kTileCols * kLanes]) {
+    constexpr bool kScales = !Decoder::kFolds && Factors::kBlock != 0;
+    constexpr bool kApart = !kScales || Factors::kBlock == kTileElements;  // the sums of each tile
+    if constexpr (kScales) {
+        _tile_zero(0);
+        _tile_zero(2);
+        if constexpr (kApart) _tile_zero(1);
+        if constexpr (kApart) _tile_zero(3);
+    }
+    FUSIBLE_MULTIPLY_TWO_TILES(0, 2, 4, 0);
+    if constexpr (kApart) {
+        FUSIBLE_MULTIPLY_TWO_TILES(1, 3, 5, 1);
+    } else {
+        FUSIBLE_MULTIPLY_TWO_TILES(0, 2, 5, 1);
+    }
+    if constexpr (Decoder::kTiles == 4) {
+        FUSIBLE_MULTIPLY_TWO_TILES(0, 2, 4, 2);
+        FUSIBLE_MULTIPLY_TWO_TILES(1, 3, 5, 3);
+    }
+    if constexpr (kScales) {
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(2, sums[2], 64);
+        if constexpr (kApart) _tile_stored(1, sums[1], 64);
+        if constexpr (kApart) _tile_stored(3, sums[3], 64);
+    }
+    tiles_touch(sums);
+}
+
+/// Those that stay in tiles to the end of a section.
+constexpr int tiles_of_sums(int tiles, int tiles_of_rows) { return tiles_of_rows == 2 ? 4 : tiles; }
+
+/// The sums of a group over a section, `first` to `end`.
+template <class Decoder, class Factors, int kTilesOfRows>
+inline void multiply_group(const FewHalves& few, std::int64_t col, int cols, std::int64_t first, std::int64_t end,
+                           TileScratch<Decoder, kTilesOfRows>& scratch, GroupSums (&sums)[kTilesOfRows]) {
     constexpr bool kScales = !Decoder::kFolds && Factors::kBlock != 0;
     constexpr int kPerByte = Decoder::kElements / Decoder::kBytes;
+    constexpr int kSumTiles = tiles_of_sums(Decoder::kTiles, kTilesOfRows);
     alignas(64) float factors[kTileCols][Factors::kRoom];
     if constexpr (Factors::kBlock != 0) {
         Factors::read(few.codes, col, cols, first, static_cast<int>(end - first), factors);
@@ -194,12 +272,12 @@ inline void multiply_group(const FewHalves& few, std::int64_t col, int cols, std
     for (int c = 0; c < kTileCols; ++c) b[c] = few.codes.b + (col + (c < cols ? c : cols - 1)) * few.codes.b_stride + first / kPerByte;
     const std::int64_t ahead = kTileCols * few.codes.b_stride;
     const std::int64_t steps = (end - first + Decoder::kElements - 1) / Decoder::kElements;
-    for (int c = 0; c < kTileCols; ++c) sums.of[c] = splat(0.0f);
+    const auto a = TiledRows<kTilesOfRows>::of(few, first);
     if constexpr (!kScales) {
         _tile_zero(0);
         _tile_zero(1);
-        if constexpr (Decoder::kTiles == 4) _tile_zero(2);
-        if constexpr (Decoder::kTiles == 4) _tile_zero(3);
+        if constexpr (kSumTiles == 4) _tile_zero(2);
+        if constexpr (kSumTiles == 4) _tile_zero(3);
     }
     // A step is decoded while the tiles of the one before are multiplied, and the sums of the one before that are scaled: stores have arrived by then.
     for (std::int64_t step = 0; step < steps + 2; ++step) {
@@ -222,48 +300,59 @@ inline void multiply_group(const FewHalves& few, std::int64_t col, int cols, std
         }
         if (step >= 1 && step <= steps) {
             const std::int64_t at = step - 1;
-            multiply_step<Decoder, Factors>(scratch.b[at % 2], a + at * Decoder::kElements * few.codes.rows, few.codes.rows, scratch.sums[at % 2]);
+            multiply_step<Decoder, Factors>(scratch.b[at % 2], a.after(at * Decoder::kElements), scratch.sums[at % 2]);
         }
         if constexpr (kScales) {
             if (step < 2) continue;
             const std::int64_t at = (step - 2) * Decoder::kElements;
-            sums.add_scaled(scratch.sums[step % 2][0], factors, at / Factors::kBlock);
-            if constexpr (Factors::kBlock == kTileElements) sums.add_scaled(scratch.sums[step % 2][1], factors, at / Factors::kBlock + 1);
+            for (int i = 0; i < kTilesOfRows; ++i) {
+                sums[i].add_scaled(scratch.sums[step % 2][2 * i], factors, at / Factors::kBlock);
+                if constexpr (Factors::kBlock == kTileElements)
+                    sums[i].add_scaled(scratch.sums[step % 2][2 * i + 1], factors, at / Factors::kBlock + 1);
+            }
         }
     }
     if constexpr (!kScales) {
         _tile_stored(0, scratch.sums[0][0], 64);
         _tile_stored(1, scratch.sums[0][1], 64);
-        if constexpr (Decoder::kTiles == 4) _tile_stored(2, scratch.sums[1][0], 64);
-        if constexpr (Decoder::kTiles == 4) _tile_stored(3, scratch.sums[1][1], 64);
+        if constexpr (kSumTiles == 4) _tile_stored(2, scratch.sums[0][2], 64);
+        if constexpr (kSumTiles == 4) _tile_stored(3, scratch.sums[0][3], 64);
         tiles_touch(scratch.sums);
-        for (int i = 0; i < Decoder::kTiles; ++i) sums.add(scratch.sums[i / 2][i % 2]);
+        for (int i = 0; i < kSumTiles; ++i) sums[i * kTilesOfRows / kSumTiles].add(scratch.sums[0][i]);
     }
 }
 
-template <class Decoder, class Factors>
-void multiply_by_tiles(const FewHalves& few) {
+template <class Decoder, class Factors, int kTilesOfRows>
+inline void multiply_tiles_of_rows(const FewHalves& few) {
     using gemm::FUSIBLE_LEVEL::transpose_units;
     using gemm::FUSIBLE_LEVEL::Units;
-    TileScratch<Decoder> scratch;
-    configure_tiles(few.codes.rows);
+    TileScratch<Decoder, kTilesOfRows> scratch;
+    const auto a = TiledRows<kTilesOfRows>::of(few, 0);
+    configure_tiles(a);
     for (std::int64_t first = 0; first == 0 || first < few.codes.k; first += kSection) {
         const std::int64_t end = first + kSection < few.codes.k ? first + kSection : few.codes.k;
         for (std::int64_t col = 0; col < few.codes.cols; col += kTileCols) {
             const int cols = few.codes.cols - col < kTileCols ? static_cast<int>(few.codes.cols - col) : kTileCols;
-            GroupSums sums;
-            multiply_group<Decoder, Factors>(few, col, cols, first, end, few.a + first * few.codes.rows, scratch, sums);
-            Units turned[kTileCols];
-            for (int c = 0; c < kTileCols; ++c) turned[c].v = bits(sums.of[c]).v;
-            transpose_units(turned);
-            for (int r = 0; r < few.codes.rows; ++r) {
-                float* const out = few.codes.sums + r * few.codes.sums_stride + col;
-                const F32 found = floats(I32{turned[r].v});
-                store(out, first == 0 ? found : add(load(out), found));
+            GroupSums sums[kTilesOfRows];
+            multiply_group<Decoder, Factors>(few, col, cols, first, end, scratch, sums);
+            for (int i = 0; i < kTilesOfRows; ++i) {
+                Units turned[kTileCols];
+                for (int c = 0; c < kTileCols; ++c) turned[c].v = bits(sums[i].of[c]).v;
+                transpose_units(turned);
+                for (int r = 0; r < a.rows[i]; ++r) {
+                    float* const out = few.codes.sums + (i * kTileRows + r) * few.codes.sums_stride + col;
+                    const F32 found = floats(I32{turned[r].v});
+                    store(out, first == 0 ? found : add(load(out), found));
+                }
             }
         }
     }
     _tile_release();
+}
+
+template <class Decoder, class Factors>
+void multiply_by_tiles(const FewHalves& few) {
+    few.codes.rows <= kTileRows ? multiply_tiles_of_rows<Decoder, Factors, 1>(few) : multiply_tiles_of_rows<Decoder, Factors, 2>(few);
 }
 
 }  // namespace

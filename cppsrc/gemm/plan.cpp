@@ -60,12 +60,14 @@ std::int64_t turned_mc(const Product& p) {
     return round_up((p.m + bands - 1) / bands, cast::kTile);
 }
 
-/// NC of a task, in whole micro-panels: what fits, and four tasks a thread where there are as many; of tiles two.
+/// NC of a task, in whole micro-panels: what fits, and four tasks a thread where there are as many. Of tiles, for which an A that the second cache does not
+/// hold beside a task's B is read from the third, once for each task: two larger ones.
 std::int64_t whole_a_nc(const Product& p) {
     const std::int64_t nr = p.kernels.nr;
     const std::int64_t panel_units = p.panel_units(p.k);
-    const std::int64_t most = p.kernels.reads_tiles ? kTiledTaskBUnits : kTaskBUnits;
-    const std::int64_t tasks = p.threads * (p.kernels.reads_tiles ? 2 : 4);
+    const bool large = p.kernels.reads_tiles && p.m * p.units(p.k) > kTaskBUnits;
+    const std::int64_t most = large ? kTiledTaskBUnits : kTaskBUnits;
+    const std::int64_t tasks = p.threads * (large ? 2 : 4);
     const std::int64_t fit = std::min(most / std::max<std::int64_t>(1, panel_units), p.micro_panels(p.n) / tasks);
     return std::clamp<std::int64_t>(fit, 1, p.sums_cols() / nr) * nr;
 }
