@@ -42,7 +42,7 @@ class Running:
         self.sock = sock = bind("127.0.0.1", 0)
         self.service, self.server, self.port = service, Server(service), sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [sock]})
+        self.thread = threading.Thread(target=self.server.work, args=(sock,))
         self.thread.start()
         self.wait(lambda: self.server.started)
 

@@ -87,7 +87,7 @@ class Answer:
 
 
 class Service:
-    """One model for many clients, within ``limits``. All but the worker runs in the thread of asyncio's loop."""
+    """One model for many clients, within ``limits``. All but ``work`` runs in the thread of asyncio's loop."""
 
     def __init__(self, served: ServedModel, limits: Limits) -> None:
         self.served, self.limits, self.closing = served, limits, False
@@ -105,20 +105,29 @@ class Service:
         """Whether requests are taken."""
         return self._worker.alive and not self.closing
 
+    def work(self) -> None:
+        """Run the engine in this thread, until ``halt`` or ``stop``."""
+        self._worker.work()
+
+    def halt(self) -> None:
+        """Tell ``work`` to end. Any thread may."""
+        self._worker.stop()
+
     async def start(self) -> None:
         """Begin; from here on the service belongs to the loop that runs."""
         self._loop = asyncio.get_running_loop()
-        self._worker.start()
 
     async def stop(self) -> None:
-        """End the worker's thread."""
-        await asyncio.to_thread(self._worker.stop)
+        """End ``work``, and wait until it has."""
+        self.halt()
+        await asyncio.to_thread(self._worker.wait)
 
     def close(self) -> None:
         """Take no more requests, and end those that run after the time of grace. Signal handlers may call it."""
         if self._loop is not None and not self.closing:
             self.closing = True
-            self._loop.call_soon_threadsafe(self._loop.call_later, self.limits.grace_seconds, self._end)
+            with suppress(RuntimeError):  # the loop is closed, so nothing runs
+                self._loop.call_soon_threadsafe(self._loop.call_later, self.limits.grace_seconds, self._end)
 
     async def answer(self, call: Call) -> Answer:
         """Begin with a call. Raises ``ApiError`` where it cannot be served."""
@@ -191,7 +200,7 @@ class Service:
         return Ticket(request, stream, lambda piece: pieces.put_nowait((index, piece)))
 
     def _post(self, batch: list[tuple[Ticket, Piece]]) -> None:
-        """Called by the worker's thread."""
+        """Called by the thread that works."""
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop is closed, so nobody waits
             self._loop.call_soon_threadsafe(_deliver, batch)

@@ -1,4 +1,4 @@
-"""``Worker``: the one thread that uses the engine. Others give it requests, and get pieces of text."""
+"""``Worker``: what the one thread that uses the engine does. Others give it requests, and get pieces of text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Ticket:
 
 
 class Worker:
-    """Runs ``engine`` in a thread. ``post`` takes the pieces of one step, and brings them to their thread."""
+    """Runs ``engine`` in the thread that calls ``work``. ``post`` takes the pieces of one step, and brings them to their thread."""
 
     def __init__(self, engine: Engine, limits: Limits, post: Callable[[list[tuple[Ticket, Piece]]], None]) -> None:
         self._engine, self._limits, self._post = engine, limits, post
@@ -55,16 +55,20 @@ class Worker:
         self._tickets: dict[int, Ticket] = {}
         self._pieces: list[tuple[Ticket, Piece]] = []
         self._stopped, self._failures = False, 0
-        self._thread = threading.Thread(target=self._run, name="fusible-serve", daemon=True)
+        self._ended = threading.Event()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether requests will be computed, if not yet: ``work`` has not ended."""
+        return not self._ended.is_set()
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+    def work(self) -> None:
+        """Compute what is asked for, until ``stop``."""
+        try:
+            while not self._stopped:
+                self._turn()
+        finally:
+            self._ended.set()
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request that the engine's ``check`` has let pass."""
@@ -79,19 +83,21 @@ class Worker:
         self._commands.put(lambda: self._finish_all("closing"))
 
     def stop(self) -> None:
-        """End the thread, and wait until it has."""
+        """Tell ``work`` to end."""
         self._commands.put(lambda: setattr(self, "_stopped", True))
-        self._thread.join()
 
-    def _run(self) -> None:
-        while not self._stopped:
-            self._obey()
-            if not self._stopped and self._engine.busy:
-                self._expire()
-                self._step()
-            if self._pieces:  # of a whole step at once: waking the other thread costs more than a piece
-                batch, self._pieces = self._pieces, []
-                self._post(batch)
+    def wait(self) -> None:
+        """Until ``work`` has ended."""
+        self._ended.wait()
+
+    def _turn(self) -> None:
+        self._obey()
+        if not self._stopped and self._engine.busy:
+            self._expire()
+            self._step()
+        if self._pieces:  # of a whole step at once: waking the other thread costs more than a piece
+            batch, self._pieces = self._pieces, []
+            self._post(batch)
 
     def _obey(self) -> None:
         """Do what was asked; wait for it where there is nothing else to do."""
