@@ -40,21 +40,12 @@ constexpr bool kIsUpperByte = F::kMantissa == 2;
 
 #if defined(__AVX512BF16__)
 
-/// 64 codes as bfloat16: the low and the high bytes come out of a lookup each, and are joined within 128 bits.
+/// 64 codes as bfloat16.
 template <class F>
 struct Halves {
     __m512i pairs[2];
 
-    explicit Halves(const std::uint8_t* source) {
-        static constexpr gemm::FUSIBLE_LEVEL::DecodeTable<F> kTable;
-        constexpr int kSelect = 0xf8;  // a | (b & c), bit by bit
-        const __m512i codes = _mm512_loadu_si512(source);
-        const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), codes, _mm512_load_si512(kTable.low + 64));
-        const __m512i size = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), codes, _mm512_load_si512(kTable.high + 64));
-        const __m512i high = _mm512_ternarylogic_epi32(size, codes, _mm512_set1_epi8(static_cast<char>(0x80)), kSelect);
-        pairs[0] = _mm512_unpacklo_epi8(low, high);
-        pairs[1] = _mm512_unpackhi_epi8(low, high);
-    }
+    explicit Halves(const std::uint8_t* source) { gemm::FUSIBLE_LEVEL::decode_joined<F>(_mm512_loadu_si512(source), pairs); }
 };
 
 /// Of a pair of bfloat16, each is a float where the other is zero.

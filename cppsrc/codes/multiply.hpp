@@ -39,8 +39,10 @@ constexpr int kTurns = Decoder::kGroups * Decoder::kVectors > 4 ? 1 : 2;
 #define FUSIBLE_EACH_COLUMN _Pragma("GCC unroll 8")  // their sums stay in registers
 #endif
 
-/// KC of three rows and more: of A, all rows of so many elements stay in the first cache.
-constexpr std::int64_t kKC = 1024;
+/// KC of three rows and more: of A, all rows of so many floats stay in the first cache; of so many bfloat16 in the second one, where long stretches of
+/// each column are worth more.
+template <class Decoder>
+constexpr std::int64_t kKC = std::is_same_v<typename Decoder::Element, float> ? 1024 : 4096;
 
 /// Columns whose sums are held with those of so many rows.
 constexpr int columns_of(int sums, int rows) { return sums / rows > kMostColumns ? kMostColumns : sums / rows; }
@@ -252,7 +254,7 @@ void multiply_rows(const FewRows& few) {
     constexpr int kWidth = columns_of(kSumsHeld<Decoder>, kHeight);
     for (int r = 0; r < kHeight; ++r)
         for (std::int64_t c = 0; c < few.cols; ++c) few.sums[r * few.sums_stride + c] = 0.0f;
-    const std::int64_t kc = kHeight <= 2 ? few.k : kKC;
+    const std::int64_t kc = kHeight <= 2 ? few.k : kKC<Decoder>;
     for (std::int64_t first = 0; first < few.k; first += kc) {
         const std::int64_t last = first + kc < few.k ? first + kc : few.k;
         std::int64_t col = 0;

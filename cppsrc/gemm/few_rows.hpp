@@ -17,11 +17,17 @@ constexpr int kSumsHeld = 12;
 constexpr int kSumsHeld = 8;
 #endif
 
-/// Columns that are summed at once, so that what is read of A serves several.
-constexpr int columns_of(int rows) { return kSumsHeld / rows > 8 ? 8 : kSumsHeld / rows < 1 ? 1 : kSumsHeld / rows; }
+/// Columns that are summed at once, so that what is read of A serves several: fewer where each is decoded to more registers.
+constexpr int columns_of(int rows, int runs) {
+    const int most = 8 / runs;
+    return kSumsHeld / rows > most ? most : kSumsHeld / rows < 1 ? 1 : kSumsHeld / rows;
+}
 
-/// KC of three rows and more: of A, all rows of so many elements stay in the first cache.
-constexpr std::int64_t kKC = 2048;
+#define FUSIBLE_UNROLLED _Pragma("GCC unroll 16")  // so that sums stay in registers
+
+/// KC of three rows and more: of A, all rows of so many elements stay in the first cache; in the second one, where they are read as fast from there as
+/// they are multiplied, so that long stretches of each column are read.
+constexpr std::int64_t kKC = kDepth == 2 ? 8192 : 2048;
 
 /// sums[r][c] += the products of kHeight rows and kWidth columns over the elements [first, last).
 template <class S, int kHeight, int kWidth>
@@ -33,18 +39,23 @@ inline void multiply_few(const FewRows& few, std::int64_t col, std::int64_t firs
     for (int c = 0; c < kWidth; ++c) b[c] = static_cast<const S*>(few.b) + (col + c) * few.b_stride;
     const std::int32_t* a = few.a + first / kDepth;
     std::int64_t k = first;
-    for (; k + kRun <= last; k += kRun, a += kLanes) {
-        Units columns[kWidth];
+    constexpr int kRuns = kRunsTogether<S>;
+    for (; k + kRuns * kRun <= last; k += kRuns * kRun, a += kRuns * kLanes) {
+        Units columns[kWidth][kRuns];
+        FUSIBLE_UNROLLED
         for (int c = 0; c < kWidth; ++c) {
             __builtin_prefetch(b[c] + 2 * kWidth * few.b_stride + k, 0, 2);  // the columns after these: a CPU does not see where they begin
-            columns[c] = units_along(b[c] + k);
+            units_along(b[c] + k, columns[c]);
         }
-        for (int r = 0; r < kHeight; ++r) {
-            const Units row = load_units(a + r * few.a_stride);
-            for (int c = 0; c < kWidth; ++c) sum[r][c] = dot(sum[r][c], row, columns[c]);
+        FUSIBLE_UNROLLED
+        for (int i = 0; i < kRuns * kHeight; ++i) {
+            const int r = i % kHeight;
+            const Units row = load_units(a + r * few.a_stride + i / kHeight * kLanes);
+            FUSIBLE_UNROLLED
+            for (int c = 0; c < kWidth; ++c) sum[r][c] = dot(sum[r][c], row, columns[c][i / kHeight]);
         }
     }
-    if (k < last) {
+    for (; k < last; k += kRun, a += kLanes) {
         for (int c = 0; c < kWidth; ++c) {
             const Units column = units_along(b[c] + k, last - k);
             for (int r = 0; r < kHeight; ++r) sum[r][c] = dot(sum[r][c], load_units(a + r * few.a_stride), column);
@@ -58,7 +69,7 @@ inline void multiply_few(const FewRows& few, std::int64_t col, std::int64_t firs
 
 template <class S, int kHeight>
 void multiply_rows(const FewRows& few) {
-    constexpr int kWidth = columns_of(kHeight);
+    constexpr int kWidth = columns_of(kHeight, kRunsTogether<S>);
     for (int r = 0; r < kHeight; ++r)
         for (std::int64_t c = 0; c < few.cols; ++c) few.sums[r * few.sums_stride + c] = 0.0f;
     const std::int64_t kc = kHeight <= 2 ? few.k : kKC;

@@ -82,7 +82,7 @@ std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes, boo
 }
 
 Plan plan_for(const Product& p) {
-    if (p.codes != nullptr) return {Schedule::FewCodes, p.m, kFewRowsCols, p.k};
+    if (p.codes != nullptr) return {Schedule::FewCodes, p.m, kFewCodesCols, p.k};
     if (p.b.transposed && !p.a.transposed) {
         if (are_few_rows(p) && p.scaling_a != Scaling::OfSums) return {Schedule::FewRows, p.m, kFewRowsCols, p.k};
         if (!p.kernels.reads_tiles && !p.scales_sums() && turns(p)) return {Schedule::Turned, turned_mc(p), turned_nc(p), p.k};

@@ -30,7 +30,8 @@ constexpr std::int64_t kTiledSumsCols = 384;   // the same of tiles
 constexpr std::int64_t kMaxFewRows = 24;       // of M, for which B is not packed
 constexpr std::int64_t kMaxFewTiledRows = 8;   // the same of tiles, which take sixteen rows at once
 constexpr std::int64_t kMaxFewCodedRows = 32;  // the same where tiles are decoded from codes
-constexpr std::int64_t kFewRowsCols = 64;      // NC of that schedule, a task's columns
+constexpr std::int64_t kFewRowsCols = 48;      // NC, a task's columns: a multiple of all numbers of columns that are summed at once
+constexpr std::int64_t kFewCodesCols = 64;     // the same of codes, which lie in one square of blocks; the largest
 
 /// Which loops are run; schedules.hpp says of each when and why.
 enum class Schedule { Blocked, WholeA, Turned, FewRows, FewCodes };

@@ -80,6 +80,19 @@ inline Units decode_twins(__m512i twins) {
     return {_mm512_ternarylogic_epi32(magnitude, twins, _mm512_set1_epi32(static_cast<std::int32_t>(0x80008000)), kSelect)};
 }
 
+/// The bf16 values of 64 codes: low and high bytes come out of a lookup each, and are joined within 128 bits. So of each sixteen codes the first vector
+/// has eight, and the second one the others.
+template <class F>
+inline void decode_joined(__m512i codes, __m512i (&halves)[2]) {
+    static constexpr DecodeTable<F> kTable;
+    constexpr int kSelect = 0xf8;  // a | (b & c), bit by bit
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), codes, _mm512_load_si512(kTable.low + 64));
+    const __m512i size = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), codes, _mm512_load_si512(kTable.high + 64));
+    const __m512i high = _mm512_ternarylogic_epi32(size, codes, _mm512_set1_epi8(static_cast<char>(0x80)), kSelect);
+    halves[0] = _mm512_unpacklo_epi8(low, high);
+    halves[1] = _mm512_unpackhi_epi8(low, high);
+}
+
 /// Byte i of the result is byte `at[i]` of its operands.
 struct ByteOrder {
     alignas(64) std::uint8_t at[64] = {};
@@ -109,6 +122,21 @@ inline Units units_across(const code<F>* const (&rows)[kDepth]) {
 
 inline Units units_along(const bf16* source) { return {_mm512_loadu_si512(source)}; }
 
+/// Vectors of units that are cheaper to decode together.
+template <class S>
+constexpr int kRunsTogether = 1;
+template <class F>
+constexpr int kRunsTogether<code<F>> = 2;
+
+template <class F>
+inline void units_along(const code<F>* source, Units (&runs)[2]) {
+    const __m512i in_turn = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // eights of the first run, and of the second
+    __m512i halves[2];
+    decode_joined<F>(_mm512_permutexvar_epi64(in_turn, _mm512_loadu_si512(source)), halves);
+    runs[0] = {halves[0]};
+    runs[1] = {halves[1]};
+}
+
 inline Units units_across(const bf16* const (&rows)[kDepth]) {
     const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[0])));
     const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[1])));
@@ -118,6 +146,9 @@ inline Units units_across(const bf16* const (&rows)[kDepth]) {
 #else
 
 constexpr int kDepth = 1;
+
+template <class S>
+constexpr int kRunsTogether = 1;
 
 using Units = F32;
 
@@ -143,6 +174,12 @@ inline Units units_across(const S* const (&rows)[kDepth]) {
 }
 
 #endif
+
+/// kRunsTogether vectors of units.
+template <class S>
+inline void units_along(const S* source, Units (&runs)[1]) {
+    runs[0] = units_along(source);
+}
 
 /// Exchanges rows and columns of a square of units.
 #if defined(FUSIBLE_SIMD_AVX512)

@@ -56,18 +56,24 @@ void run_band(Product& p, const Plan& plan, std::int64_t row, std::int64_t rows)
     });
 }
 
+/// Of the sums of a task of few rows.
+constexpr std::int64_t kSumsStride = std::max(kFewRowsCols, kFewCodesCols);
+
+/// Bytes by which rows of A are farther apart than they are long: rows of a power of two would have one place in the nearest cache.
+constexpr std::int64_t kLineApart = 64;
+
 /// Calls multiply(row, column, columns, sums) for the columns of each task and every `step`-th row, and finishes what it gives.
 template <class Multiply>
 void each_few_columns(Product& p, const Plan& plan, std::int64_t step, const Multiply& multiply) {
     const std::int64_t tasks = (p.n + plan.nc - 1) / plan.nc;
     parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
-        const std::int64_t col = static_cast<std::int64_t>(task) * kFewRowsCols;
-        const std::int64_t cols = std::min(kFewRowsCols, p.n - col);
-        alignas(64) float sums[kMaxFewCodedRows * kFewRowsCols];
+        const std::int64_t col = static_cast<std::int64_t>(task) * plan.nc;
+        const std::int64_t cols = std::min(plan.nc, p.n - col);
+        alignas(64) float sums[kMaxFewCodedRows * kSumsStride];
         for (std::int64_t row = 0; row < p.m; row += step)  // the task's columns come from the second cache from the second time on
-            multiply(row, col, cols, sums + row * kFewRowsCols);
+            multiply(row, col, cols, sums + row * kSumsStride);
         float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
-        p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kFewRowsCols, 0, col, static_cast<int>(p.m), static_cast<int>(cols), column_sums}));
+        p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kSumsStride, 0, col, static_cast<int>(p.m), static_cast<int>(cols), column_sums}));
     });
 }
 
@@ -78,13 +84,13 @@ void run_turned(Product& p, const Plan& plan) {
 }
 
 void run_few_rows(Product& p, const Plan& plan) {
-    const std::int64_t stride = round_up(p.units(p.k), p.kernels.lanes);
+    const std::int64_t stride = round_up(p.units(p.k), p.kernels.lanes) + kLineApart / static_cast<std::int64_t>(sizeof(std::int32_t));
     auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
     pack_a_rows(p, 0, p.m, 0, p.k, packed_a, stride);
     each_few_columns(p, plan, kFewRows, [&](std::int64_t row, std::int64_t col, std::int64_t cols, float* sums) {
         const auto rows = static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row));
         p.kernels.multiply_few_rows[table_index(p.b.kind)](
-            {packed_a + row * stride, stride, rows, p.b.at(col, 0), p.b.cols, p.k, cols, sums, kFewRowsCols});
+            {packed_a + row * stride, stride, rows, p.b.at(col, 0), p.b.cols, p.k, cols, sums, kSumsStride});
     });
 }
 
@@ -92,7 +98,7 @@ namespace {
 
 /// The columns of B from col on as they lie, and where the products of a task go.
 codes::FewRows codes_at(const Product& p, int rows, std::int64_t col, std::int64_t cols, float* sums) {
-    static_assert(cast::kScaledBlock % kFewRowsCols == 0, "a task's columns lie in one square");
+    static_assert(cast::kScaledBlock % kFewCodesCols == 0, "a task's columns lie in one square");
     codes::FewRows few{};
     few.rows = rows;
     few.b = p.b.data + col * p.b.row_bytes();
@@ -100,7 +106,7 @@ codes::FewRows codes_at(const Product& p, int rows, std::int64_t col, std::int64
     few.k = p.k;
     few.cols = cols;
     few.sums = sums;
-    few.sums_stride = kFewRowsCols;
+    few.sums_stride = kSumsStride;
     few.scales = p.b.scales.at(col);
     few.scale_line_step = p.b.scales.row_step();
     few.scale_block_step = p.b.scales.block_step;
@@ -120,9 +126,6 @@ float* unpacked_floats(const Product& p, std::int64_t stride) {
 bool takes_halves(const Product& p) {
     return p.m >= p.codes->rows_of_halves && p.codes->multiply_by_halves[static_cast<int>(p.b.coding)] != nullptr && p.halves_hold_a;
 }
-
-/// Bytes by which rows of A are farther apart than they are long: rows of a power of two would have one place in the nearest cache.
-constexpr std::int64_t kLineApart = 64;
 
 void run_few_halves(Product& p, const Plan& plan, const float* a, std::int64_t stride) {
     const auto coding = static_cast<int>(p.b.coding);

@@ -61,7 +61,7 @@ def test_layouts_and_sizes(level: str, flags: tuple[bool, bool], m: int, n: int,
     agree(product(left, right, dtype, flags), left.double() @ right.double(), bound(left, right, dtype))
 
 
-BLOCKS = [(400, 150, 70), (130, 520, 40), (600, 610, 1300), (70, 80, 20000), (20, 70, 4500), (1, 300, 5000), (5, 1, 2049)]
+BLOCKS = [(400, 150, 70), (130, 520, 40), (600, 610, 1300), (70, 80, 20000), (20, 70, 4500), (3, 60, 8300), (1, 300, 5000), (5, 1, 2049)]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), BLOCKS)

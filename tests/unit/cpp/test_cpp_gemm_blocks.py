@@ -32,6 +32,13 @@ def test_formats_and_sizes(level: str, name: str, rows: int, lines: int, blocks:
     agree(right.product(left, dtype), left.double() @ right.values.t(), bound(left, right, dtype))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_that_are_longer_than_what_is_summed_at_once(level: str, name: str) -> None:
+    right = random_blocks(name, 5, 260)
+    left = torch.randn(3, right.values.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
+    agree(right.product(left), left.double() @ right.values.t(), bound(left, right, torch.float32))
+
+
 @pytest.mark.parametrize("name", ["rows e4m3", "squares e5m2"])
 @pytest.mark.parametrize("depth", [1, 31, 100, 129, 1100])
 @pytest.mark.parametrize("rows", [3, 35])
