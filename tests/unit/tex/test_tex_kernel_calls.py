@@ -11,6 +11,7 @@ import torch
 from fusible import cpp_extensions
 from fusible.tex.backends.cpu.kernel_calls import call, specialized
 from fusible.tex.interface.kernel_calls import Buffer, view_of
+from fusible.tex.interface.specialize import SpecializedCall
 
 pytestmark = pytest.mark.skipif(not cpp_extensions.available, reason="the native kernels are not built")
 
@@ -51,6 +52,17 @@ def test_a_view_of_an_operand_is_where_it_lies(dtype: torch.dtype) -> None:
     assert len(found.operands) == 1 and torch.equal(found.compute(x), view)
     other = torch.arange(100, 140, dtype=torch.float32)[4:36]
     assert torch.equal(found.compute(other), other[8:24].view(dtype).view(4, -1)[1:3, ::2])
+
+
+def test_a_call_of_another_size_is_not_compiled_anew() -> None:
+    def of(size: int) -> SpecializedCall:
+        half = Buffer(torch.float32, (size,))
+        return specialized(half, call("copy", src=view_of(x, x[:size]), dst=half))
+
+    x = torch.arange(8.0)
+    small, large = of(3), of(5)
+    assert small.compute.__code__ is large.compute.__code__  # type: ignore[attr-defined]
+    assert torch.equal(small.compute(x), x[:3]) and torch.equal(large.compute(x), x[:5])
 
 
 def test_the_lines_of_a_call_go_with_it() -> None:

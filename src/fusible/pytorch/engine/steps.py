@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fusible.tex.calls.call_text import compiled
+from fusible.tex.calls.call_text import recurring
 from fusible.tex.interface.kernel_calls import KernelCalls
 
 __all__ = ["Run", "Step", "last_uses", "taken", "written"]
 
 Run = Callable[[list[Any]], list[Any]]
-
-_numbers = itertools.count()
 
 
 class Step(NamedTuple):
@@ -59,7 +56,7 @@ def written(steps: Sequence[Step], constants: Mapping[int, Any], inputs: Sequenc
             lines.append(f"    del {', '.join(map(name, ends))}")
     lines.append(f"    return [{', '.join(map(name, outputs))}]")
     names = {f"k{place}": value for place, value in constants.items()} | {f"c{number}": step.call for number, step in enumerate(steps)}
-    return compiled("\n".join(lines) + "\n", f"{__file__}: pass {next(_numbers)}", "run", names, passing=True)
+    return recurring("\n".join(lines) + "\n", f"{__file__}: pass", names)
 
 
 def last_uses(steps: Sequence[Step], kept: Container[int]) -> list[list[int]]:

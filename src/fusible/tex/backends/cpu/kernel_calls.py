@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,13 +10,11 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.layouts import HOST
-from fusible.tex.calls.call_text import compiled
+from fusible.tex.calls.call_text import recurring
 from fusible.tex.interface.kernel_calls import Buffer, KernelCall, KernelCalls, Operand, View, as_data
 from fusible.tex.interface.specialize import SpecializedCall
 
 __all__ = ["Value", "call", "native_program", "specialized"]
-
-_numbers = itertools.count()
 
 
 def call(function: str, **arguments: Any) -> KernelCall:
@@ -39,11 +36,11 @@ def _function_of(kernels: KernelCalls, count: int) -> Callable[..., Any]:
         text.lines.append(f"    {text.named(_OWN.get(function) or getattr(native, function))}({passed})")
     text.lines.append(f"    return {text.of(kernels.result)}")
     head = f"def compute({', '.join(f'o{number}' for number in range(count))}):"
-    return compiled("\n".join((head, *text.lines)) + "\n", f"{__file__}: call {next(_numbers)}", "compute", text.names, passing=True)
+    return recurring("\n".join((head, *text.lines)) + "\n", f"{__file__}: call", text.names)
 
 
 class _Text:
-    """The lines of a function so far, and the values of the names in them."""
+    """The lines of a function so far, and the values of the names in them: shapes and numbers too, for calls of other sizes to have the same text."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -61,10 +58,12 @@ class _Text:
         if isinstance(value, Operand):
             return f"o{value.number}"
         if isinstance(value, Buffer):
-            return self._made_by(value, f"{self.named(torch.empty)}({value.shape!r}, dtype={self.named(value.dtype)}, device={self.named(HOST)})")
+            return self._made_by(
+                value, f"{self.named(torch.empty)}({self.named(value.shape)}, dtype={self.named(value.dtype)}, device={self.named(HOST)})"
+            )
         if isinstance(value, View):
             return self._made_by(value, f"{self.named(_view)}({self.of(value.of)}, {self.named(value)})")
-        return repr(value) if value is None or type(value) in (bool, int, str) else self.named(value)
+        return repr(value) if value is None or type(value) in (bool, str) else self.named(value)
 
     def _made_by(self, value: Any, text: str) -> str:
         if id(value) not in self._made:
