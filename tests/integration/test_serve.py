@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
 from collections.abc import Iterator
 
 import openai
@@ -9,10 +12,13 @@ import pytest
 from serve_tiny import VOCABULARY, Running, served, serving, tokenizer
 from tiny_language_models import TinyModel
 from tiny_tokenizers import CHATML
+from torch import Tensor
 
 from fusible.cli.serving.limits import Limits
+from fusible.cli.serving.server import bind
 from fusible.models.generation import Engine, Request, Sampling
 from fusible.models.text import ChatTemplate, TextStream
+from fusible.pytorch import KVCache
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,36 @@ def test_a_stream_is_the_same_text(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-2:] == [None, whole.choices[0].finish_reason]
     assert len({chunk.id for chunk in chunks}) == 1 and len(chunks) > 10
+
+
+def test_pieces_of_a_stream_do_not_wait_for_an_acknowledgement() -> None:
+    async def accepted() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with bind("127.0.0.1", 0) as sock:
+            async with await asyncio.start_server(note, sock=sock):
+                _, writer = await asyncio.open_connection(*sock.getsockname())
+                writer.close()
+                return await found
+
+    assert asyncio.run(accepted())
+
+
+def test_the_engine_has_the_thread_that_serves() -> None:
+    threads = set()
+
+    class Noting(TinyModel):
+        def next_logits(self, tokens: Tensor, seq_lens: Tensor, cache: KVCache) -> Tensor:
+            threads.add(threading.current_thread())
+            return super().next_logits(tokens, seq_lens, cache)
+
+    with serving(served(Noting(VOCABULARY))) as running, openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
+        client.completions.create(model="tiny", prompt="The class", max_tokens=3)
+        assert threads == {running.thread}
 
 
 def test_a_chat_goes_by_its_template(client: openai.OpenAI) -> None:

@@ -70,8 +70,8 @@ def compiled(source: str, file: str, name: str, names: dict[str, Any]) -> Callab
 
 
 def recurring(source: str, file: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """The function that ``source`` is, of a text that comes again with other ``names``: it is compiled once (100 to 300 us), for as long as one of its
-    functions lives. A traceback tells by a number which of the texts of ``file`` it was."""
+    """The function that ``source`` is, of a text that comes again with other ``names``: it is compiled once (100 to 300 us), for as long as one of
+    its functions lives. A traceback tells by a number which of the texts of ``file`` it was."""
     code = _codes.get((source, file))
     if code is None:
         numbered = f"{file} {next(_numbers)}"
