@@ -25,19 +25,18 @@ using namespace simd::FUSIBLE_LEVEL;
 template <class Decoder>
 constexpr int kSumsHeld = 16;
 constexpr int kMostRows = 8;
-constexpr int kMostColumns = 8;
 template <class Decoder>
 constexpr int kTurns = 1;
-#define FUSIBLE_EACH_COLUMN _Pragma("GCC unroll 8")
 #else
 template <class Decoder>
 constexpr int kSumsHeld = Decoder::kGroups * Decoder::kVectors > 4 ? 4 : 8;
 constexpr int kMostRows = 4;
-constexpr int kMostColumns = 4;  // lines of as many, and of those after them, have a place in the first cache, even where they are 4 KB apart
 template <class Decoder>
 constexpr int kTurns = Decoder::kGroups * Decoder::kVectors > 4 ? 1 : 2;
-#define FUSIBLE_EACH_COLUMN _Pragma("GCC unroll 8")  // their sums stay in registers
 #endif
+
+constexpr int kMostColumns = 4;  // lines of as many, and of those after them, have a place in the first cache, even where they are 4 KB apart
+#define FUSIBLE_EACH_COLUMN _Pragma("GCC unroll 4")  // their sums stay in registers
 
 /// KC of three rows and more: of A, all rows of so many floats stay in the first cache; of so many bfloat16 in the second one, where long stretches of
 /// each column are worth more.
