@@ -68,13 +68,20 @@ class BlockReader:
     def scales(self, x: Any, way: str) -> Any:
         """The scales of a copy in the order of its blocks, without padding."""
         form, _, shape = self.stored(x, way)
-        scales, columnwise, tiled, swizzled = getattr(x, f"_{way}_scale_inv"), way == "columnwise", form.has_tile_scales(x), form.is_swizzled(x)
-        lines, blocks = form.used_scales(shape, columnwise, tiled)
+        return self.scales_of(form, shape, x, way)
+
+    def scales_of(self, form: BlockFormat, shape: tuple[int, int], x: Any, way: str) -> Any:
+        """The same, where the format of ``x`` and the shape of its matrix are known."""
+        scales: Any = getattr(x, f"_{way}_scale_inv")
+        columnwise, tiled, swizzled = way == "columnwise", form.has_tile_scales(x), form.is_swizzled(x)
+        used = form.used_scales(shape, columnwise, tiled)
+        if not swizzled and scales is not None and tuple(scales.shape) == used:
+            return scales
         whole = form.scale_shape(shape, columnwise, tiled)
-        check_scales(scales, whole if swizzled else (lines, blocks), whole, f"{way} scales of a tensor of {form} {list(shape)}")
+        check_scales(scales, whole if swizzled else used, whole, f"{way} scales of a tensor of {form} {list(shape)}")
         if swizzled:
             scales = self.unswizzle(scales, columnwise and form.blocks_first)
-        return scales[:lines, :blocks]
+        return scales[: used[0], : used[1]]
 
     def transform(self, x: Any, way: str) -> Any:
         """The matrix by which the lines of a copy of ``x`` were multiplied in groups, or None."""

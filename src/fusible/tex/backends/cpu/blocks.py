@@ -193,14 +193,14 @@ def operand_of_blocks(x: Any, way: str, undo: bool = False) -> Operand:
 
 def codes_of_blocks(x: Any, way: str, undo: bool = False) -> Codes | None:
     """A copy as a product reads it, with nothing decoded before; None where lines have a factor each, or a transform to ``undo``."""
-    form, kernels = _form_of(x), FORMATS[_form_of(x)]
-    _, data, shape = _READER.stored(x, way)  # or the one sentence about a copy that is not there
+    form, data, shape = _READER.stored(x, way)  # or the one sentence about a copy that is not there
+    kernels = FORMATS[form]
     factor = kernels.factor(x, way)
     if (factor is not None and factor.numel() > 1) or (undo and kernels.transform(x, way) is not None):
         return None
     turned = form.transposed and way == "columnwise"
     codes = data.contiguous().view(shape[1] if turned else shape[0], -1)
-    scales = _scales(x, way)
+    scales = _READER.scales_of(form, shape, x, way).contiguous()
     if form.packed > 1 and form.scales_are_exponents:  # which tells them from those of NVFP4
         scales = scales.view(torch.float8_e8m0fnu)
     return Codes(codes, turned, DType(int(form.element(x))), scales, form.has_tile_scales(x), 1.0 if factor is None else factor)
