@@ -75,7 +75,7 @@ class BlockReader:
         scales: Any = getattr(x, f"_{way}_scale_inv")
         columnwise, tiled, swizzled = way == "columnwise", form.has_tile_scales(x), form.is_swizzled(x)
         used = form.used_scales(shape, columnwise, tiled)
-        if not swizzled and scales is not None and tuple(scales.shape) == used:
+        if not swizzled and tuple(getattr(scales, "shape", ())) == used:
             return scales
         whole = form.scale_shape(shape, columnwise, tiled)
         check_scales(scales, whole if swizzled else used, whole, f"{way} scales of a tensor of {form} {list(shape)}")
