@@ -25,8 +25,8 @@ constexpr int columns_of(int rows, int runs) {
 
 #define FUSIBLE_UNROLLED _Pragma("GCC unroll 16")  // so that sums stay in registers
 
-/// KC of three rows and more: of A, all rows of so many elements stay in the first cache; in the second one, where they are read as fast from there as
-/// they are multiplied, so that long stretches of each column are read.
+/// KC of three rows and more. Of floats, all rows of so many elements of A stay in the first cache; of pairs in the second one, which gives them as fast
+/// as they are multiplied, and long stretches of each column are read.
 constexpr std::int64_t kKC = kDepth == 2 ? 8192 : 2048;
 
 /// sums[r][c] += the products of kHeight rows and kWidth columns over the elements [first, last).
@@ -86,6 +86,8 @@ void multiply_few_rows(const FewRows& few) {
     if (few.rows == kHeight) return multiply_rows<S, kHeight>(few);
     if constexpr (kHeight > 1) multiply_few_rows<S, kHeight - 1>(few);
 }
+
+#undef FUSIBLE_UNROLLED
 
 }  // namespace
 }  // namespace fusible::gemm::FUSIBLE_LEVEL

@@ -69,6 +69,10 @@ def compiled(source: str, file: str, name: str, names: dict[str, Any]) -> Callab
     return names.pop(name)
 
 
+_codes: weakref.WeakValueDictionary[tuple[str, str], CodeType] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
 def recurring(source: str, file: str, names: dict[str, Any]) -> Callable[..., Any]:
     """The function that ``source`` is, of a text that comes again with other ``names``: it is compiled once (100 to 300 us), for as long as one of
     its functions lives. A traceback tells by a number which of the texts of ``file`` it was."""
@@ -80,7 +84,3 @@ def recurring(source: str, file: str, names: dict[str, Any]) -> Callable[..., An
         weakref.finalize(code, linecache.cache.pop, numbered, None).atexit = False  # its lines go with it
         _codes[source, file] = code
     return FunctionType(code, names)
-
-
-_codes: weakref.WeakValueDictionary[tuple[str, str], CodeType] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
