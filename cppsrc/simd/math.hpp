@@ -27,14 +27,8 @@ inline void store_first(S* out, F32 value, std::size_t count) {
 
 [[maybe_unused]] inline F32 negate(F32 a) { return sub(splat(-0.0f), a); }
 
-/// e^x: 2^n times a Taylor polynomial on |r| <= ln(2) / 2 (remainder 5e-9). 0 below the normal numbers, infinity from kHighest.
-[[maybe_unused]] inline F32 exp(F32 x) {
-    constexpr float kLowest = -87.33f;
-    constexpr float kHighest = 88.72f;
-    const F32 clamped = min(splat(kHighest), max(splat(kLowest), x));
-    const I32 n = round_to_int(mul(clamped, splat(1.44269504f)));
-    const F32 whole = from_int(n);
-    const F32 r = fma(whole, splat(-1.42860677e-6f), fma(whole, splat(-0.693145752f), clamped));  // ln 2 in two parts, the first one exact times n
+/// e^r of |r| <= ln(2) / 2 by a Taylor polynomial (remainder 5e-9).
+inline F32 exp_near_zero(F32 r) {
     F32 sum = splat(1.0f / 5040.0f);
     sum = fma(sum, r, splat(1.0f / 720.0f));
     sum = fma(sum, r, splat(1.0f / 120.0f));
@@ -42,10 +36,30 @@ inline void store_first(S* out, F32 value, std::size_t count) {
     sum = fma(sum, r, splat(1.0f / 6.0f));
     sum = fma(sum, r, splat(0.5f));
     sum = fma(sum, r, splat(1.0f));
-    sum = fma(sum, r, splat(1.0f));
-    const F32 result = floats(add(bits(sum), shift_left<23>(n)));
-    const F32 low = select_less(x, splat(kLowest), splat(0.0f), result);
-    return select_less(x, splat(kHighest), low, add(x, floats(splat(std::int32_t{0x7f800000}))));  // infinity, or the NaN that x is
+    return fma(sum, r, splat(1.0f));
+}
+
+/// x - n ln 2, which is in two parts, the first one exact times n.
+inline F32 without_powers(F32 x, F32 n) { return fma(n, splat(-1.42860677e-6f), fma(n, splat(-0.693145752f), x)); }
+
+constexpr float kPowersOfE = 1.44269504f;  // 1 / ln 2
+constexpr float kLowestExp = -87.33f;
+constexpr float kHighestExp = 88.72f;
+
+/// e^x: 2^n e^r. 0 below the normal numbers, infinity from kHighestExp on, or from where float ends.
+[[maybe_unused]] inline F32 exp(F32 x) {
+#if defined(FUSIBLE_SIMD_AVX512)
+    const F32 bounded = min(splat(128.0f), x);  // the NaN that x is, and no infinity, of which nothing can be taken
+    const F32 n{_mm512_roundscale_ps(mul(bounded, splat(kPowersOfE)).v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    const __mmask16 normal = _mm512_cmp_ps_mask(x.v, splat(kLowestExp).v, _CMP_NLT_UQ);
+    return {_mm512_maskz_scalef_ps(normal, exp_near_zero(without_powers(bounded, n)).v, n.v)};
+#else
+    const F32 clamped = min(splat(kHighestExp), max(splat(kLowestExp), x));
+    const I32 n = round_to_int(mul(clamped, splat(kPowersOfE)));
+    const F32 result = floats(add(bits(exp_near_zero(without_powers(clamped, from_int(n)))), shift_left<23>(n)));
+    const F32 low = select_less(x, splat(kLowestExp), splat(0.0f), result);
+    return select_less(x, splat(kHighestExp), low, add(x, floats(splat(std::int32_t{0x7f800000}))));  // infinity, or the NaN that x is
+#endif
 }
 
 /// 1 / (1 + e^-x).

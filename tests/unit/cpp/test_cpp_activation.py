@@ -38,6 +38,13 @@ def test_arguments_of_any_size_stay_finite_and_right(level: str, call: Call) -> 
     close(call(grad, x, torch.float32), *reference(call, grad, x), torch.float32)
 
 
+def test_a_gate_of_infinity_is_open_or_shut(level: str) -> None:
+    gates = torch.tensor([float("inf"), float("-inf"), 89.0, -89.0, 1e38, -1e38, -1e30, -3e20])
+    opened = Call("glu", False)(None, torch.cat((gates, torch.full_like(gates, 1.5))), torch.float32)
+    torch.testing.assert_close(opened, 1.5 * gates.sigmoid(), rtol=2**-21, atol=1e-37)
+    assert not opened.signbit().any()
+
+
 @EVERY
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_nan_is_passed_on_alone_and_saturates_no_code(level: str, call: Call, dtype: torch.dtype) -> None:
