@@ -10,7 +10,7 @@ KINDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event",
 MODULES = ("threading", "queue", "multiprocessing", "_thread")
 OWN = {
     "locks.py": {"RLock"},
-    "cli/serving/worker.py": {"SimpleQueue"},  # between the threads of a server, which is a process of its own
+    "cli/serving/worker.py": {"Event", "SimpleQueue"},  # between the threads of a server, which is a process of its own
     "cli/training/memory.py": {"Event"},  # of a thread that it starts, and waits for, itself
 }
 
