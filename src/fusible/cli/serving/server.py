@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by the signal's handler. A second one ends it at once."""
+        """Called by the signal's handler. A second Ctrl-C waits for no request, only for the step that runs."""
         self._service.close()
         super().handle_exit(sig, frame)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fusible.tex.calls.call_text import recurring
+from fusible.tex.calls.call_text import compiled_once
 from fusible.tex.interface.kernel_calls import KernelCalls
 
 __all__ = ["Run", "Step", "last_uses", "taken", "written"]
@@ -56,7 +56,7 @@ def written(steps: Sequence[Step], constants: Mapping[int, Any], inputs: Sequenc
             lines.append(f"    del {', '.join(map(name, ends))}")
     lines.append(f"    return [{', '.join(map(name, outputs))}]")
     names = {f"k{place}": value for place, value in constants.items()} | {f"c{number}": step.call for number, step in enumerate(steps)}
-    return recurring("\n".join(lines) + "\n", f"{__file__}: pass", names)
+    return compiled_once("\n".join(lines) + "\n", f"{__file__}: pass", names)
 
 
 def last_uses(steps: Sequence[Step], kept: Container[int]) -> list[list[int]]:

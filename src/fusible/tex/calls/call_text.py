@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["CallText", "compiled", "recurring", "set_defaults"]
+__all__ = ["CallText", "compiled", "compiled_once", "set_defaults"]
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ _codes: weakref.WeakValueDictionary[tuple[str, str], CodeType] = weakref.WeakVal
 _numbers = itertools.count()
 
 
-def recurring(source: str, file: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """The function that ``source`` is, of a text that comes again with other ``names``: it is compiled once (100 to 300 us), for as long as one of
-    its functions lives. A traceback tells by a number which of the texts of ``file`` it was."""
+def compiled_once(source: str, file: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """The function that ``source`` is, with ``names`` for its globals. A text that comes again, with other names, is not compiled again (100 to
+    300 us) for as long as one of its functions lives. A traceback tells by a number which of the texts of ``file`` it was."""
     code = _codes.get((source, file))
     if code is None:
         numbered = f"{file} {next(_numbers)}"

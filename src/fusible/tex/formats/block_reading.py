@@ -53,7 +53,7 @@ class BlockReader:
         form, data, shape = self.stored(x, way)
         if 0 in data.shape:
             return self.zeros(shape, data), None
-        return self.codec(form).decode(x, way, self.scales(x, way), shape, undo)
+        return self.codec(form).decode(x, way, self.scales_of(form, shape, x, way), shape, undo)
 
     def stored(self, x: Any, way: str) -> tuple[BlockFormat, Any, tuple[int, int]]:
         """The format of ``x``, the data of a copy as they are stored, and the shape of the matrix that they stand for."""
@@ -71,7 +71,7 @@ class BlockReader:
         return self.scales_of(form, shape, x, way)
 
     def scales_of(self, form: BlockFormat, shape: tuple[int, int], x: Any, way: str) -> Any:
-        """The same, where the format of ``x`` and the shape of its matrix are known."""
+        """``scales``, where ``stored`` has told the format of ``x`` and the shape of its matrix."""
         scales: Any = getattr(x, f"_{way}_scale_inv")
         columnwise, tiled, swizzled = way == "columnwise", form.has_tile_scales(x), form.is_swizzled(x)
         used = form.used_scales(shape, columnwise, tiled)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.layouts import HOST
-from fusible.tex.calls.call_text import recurring
+from fusible.tex.calls.call_text import compiled_once
 from fusible.tex.interface.kernel_calls import Buffer, KernelCall, KernelCalls, Operand, View, as_data
 from fusible.tex.interface.specialize import SpecializedCall
 
@@ -36,7 +36,7 @@ def _function_of(kernels: KernelCalls, count: int) -> Callable[..., Any]:
         text.lines.append(f"    {text.named(_OWN.get(function) or getattr(native, function))}({passed})")
     text.lines.append(f"    return {text.of(kernels.result)}")
     head = f"def compute({', '.join(f'o{number}' for number in range(count))}):"
-    return recurring("\n".join((head, *text.lines)) + "\n", f"{__file__}: call", text.names)
+    return compiled_once("\n".join((head, *text.lines)) + "\n", f"{__file__}: call", text.names)
 
 
 class _Text:

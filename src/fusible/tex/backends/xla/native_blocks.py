@@ -57,7 +57,8 @@ def codes_of_blocks(reader: BlockReader, x: Any, way: str, undo: bool) -> Codes 
         return None
     turned = form.transposed and way == "columnwise"
     codes = lazy.reshape(data, (shape[1] if turned else shape[0], -1))
-    return Codes(codes, turned, DType(int(form.element(x))), reader.scales(x, way), form.has_tile_scales(x), factor)
+    scales = reader.scales_of(form, shape, x, way)
+    return Codes(codes, turned, DType(int(form.element(x))), scales, form.has_tile_scales(x), factor)
 
 
 def _encode_mxfp8(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> _Encoded:
