@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fusible.compat.te_modules.attention_call import BIASES, FORMATS, MASKS, SOFTMAXES, Attention, Lengths, attend
-from fusible.compat.te_modules.attention_masks import lengths_of, mask_bias, slopes_bias, window_of
+from fusible.compat.te_modules.attention_masks import bias_of, lengths_of, mask_bias, window_of
 from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.extra_state import WithExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
@@ -30,9 +30,11 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
     ``[t, h, d]`` (``"thd"``, the tokens of all sequences). The output has the heads side by side, as the last dimension.
 
     ``kv_channels``: d, or a pair, of q and k, and of v. ``num_gqa_groups``: heads of k and v, each of which serves equally many of q's.
-    ``attn_mask_type``: a mask's kind, ``"arbitrary"`` among them, with what it hides True in ``attention_mask``. ``window_size``: the keys that a
-    query sees before and behind its place. ``attention_dropout`` acts while training. ``softmax_type="learnable"`` has a
-    parameter ``softmax_offset [h]``.
+    ``attn_mask_type``: a mask's kind, ``"arbitrary"`` among them, with what it hides True in ``attention_mask``: scores ``[b, h, sq, skv]`` of an
+    arbitrary one, tokens ``[b, 1, 1, s]`` of padding, of which a pair is of queries and of keys. Padding may lie anywhere on the host, and behind the
+    tokens on a GPU. ``window_size``: the keys that a query sees before and behind its place; places, as of ALiBi, are counted among the tokens that
+    are no padding. ``core_attention_bias``: of the scores, with 1 where it is the same along a dimension; nothing reads one without its type.
+    ``attention_dropout`` acts while training. ``softmax_type="learnable"`` has a parameter ``softmax_offset [h]``.
 
     With ``inference_params`` (``InferenceParams``) new tokens attend to all that its cache has of their sequences; the mask's kind has padding, and a
     causal one is aligned to the last token.
@@ -79,6 +81,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
         self.name, self.layer_number, self.attention_type = name, 1 if layer_number is None else layer_number, attention_type
         self.num_attention_heads, self.tp_size, self.tp_group = num_attention_heads, sharding.size, sharding.group
+        self.num_attention_heads_per_partition = num_attention_heads // sharding.size
         self.num_gqa_groups_per_partition = self.num_gqa_groups // sharding.size
         widths = (kv_channels, kv_channels) if isinstance(kv_channels, int) else kv_channels
         for width in widths:
@@ -91,7 +94,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         self.attention_dropout = attention_dropout
         forks = get_rng_state_tracker is not None and not sequence_parallel and attention_dropout > 0
         self._dropout_context: Callable[[], Any] = get_rng_state_tracker().fork if forks and get_rng_state_tracker is not None else nullcontext
-        offset = torch.zeros(num_attention_heads // sharding.size, dtype=torch.float32, device=device_of("cuda"))
+        offset = torch.zeros(self.num_attention_heads_per_partition, dtype=torch.float32, device=device_of("cuda"))
         self.softmax_offset = {"vanilla": None, "off-by-one": offset, "learnable": nn.Parameter(offset)}[softmax_type]
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 
@@ -163,21 +166,24 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         cu_lengths = Lengths(cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         if cached:
             k, v, lengths, longest = stepped(inference_params, self.layer_number, q, k, v, format_)
+            order = None
         else:
-            lengths, longest = lengths_of(cu_lengths, (max_seqlen_q, max_seqlen_kv), q, k, format_, mask, attention_mask)
-        bias_type, bias = core_attention_bias_type, core_attention_bias
-        if alibi_slopes is not None and bias_type != "alibi":
-            of, do = "core_attention_bias_type of DotProductAttention with alibi_slopes", "name it, or leave the slopes out"
-            raise ArgumentError(expected("'alibi'", of=of, got=repr(bias_type), do=do))
-        if bias_type == "alibi" and alibi_slopes is not None:
-            bias_type, bias = "post_scale_bias", slopes_bias(alibi_slopes, *longest, bottom_right, q.dtype)
+            lengths, longest, order = lengths_of(cu_lengths, (max_seqlen_q, max_seqlen_kv), q, k, format_, mask, attention_mask)
+        scores = (lengths.q.shape[0] - 1 if format_ == "thd" else q.shape[format_.index("b")], q.shape[-2], *longest)
+        own_lengths = lengths if "padding" in mask else None
+        bias_type, bias = bias_of(core_attention_bias_type, core_attention_bias, alibi_slopes, q, scores, own_lengths, bottom_right)
         if mask == "arbitrary":
-            bias_type, bias = "post_scale_bias", mask_bias(attention_mask, bias_type, bias, q.dtype)
+            bias_type, bias = mask_bias(attention_mask, bias_type, bias, q.dtype, scores)
+        if order is not None:
+            q, k, v = order.ordered(q, k, v, format_)
+            bias = order.ordered_bias(bias) if bias is not None and alibi_slopes is None else bias
         dropout = self.attention_dropout if self.training else 0.0
         call = Attention(format_, mask, window, bottom_right, bias_type, self.softmax_type, self.softmax_scale, dropout, *longest, cached)
         offset = None if self.softmax_offset is None else self.softmax_offset.reshape(1, -1, 1, 1).float()
         with self._dropout_context() if dropout else nullcontext():
             o = attend(call, q, k, v, bias, offset, lengths)
+        if order is not None:
+            o = order.restored(o, format_)
         return o.reshape(*o.shape[:-2], -1)
 
     def _check_shapes(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, format_: str) -> None:
@@ -186,9 +192,19 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
             if x.ndim != len(format_) or x.shape[-1] != width:
                 what = f"[{', '.join(format_[:-1])}, {width}]"
                 raise ShapeError(expected(what, of=f"{name} of DotProductAttention", got=list(x.shape), do="reshape it, or name another qkv_format"))
-        if k.shape[-2] != self.num_gqa_groups_per_partition:
-            what = f"{self.num_gqa_groups_per_partition} heads"
-            raise ShapeError(expected(what, of="key_layer of DotProductAttention", got=k.shape[-2], do="give as many as num_gqa_groups says"))
+        groups = self.num_gqa_groups_per_partition
+        counts = {"query_layer": self.num_attention_heads_per_partition, "key_layer": groups, "value_layer": groups}
+        for (name, heads), x in zip(counts.items(), (q, k, v), strict=True):
+            if x.shape[-2] != heads:
+                do = f"give as many as {'num_attention_heads' if name == 'query_layer' else 'num_gqa_groups'} says"
+                raise ShapeError(expected(f"{heads} heads", of=f"{name} of DotProductAttention", got=x.shape[-2], do=do))
+        if k.shape[:-1] != v.shape[:-1]:
+            of, do = "value_layer of DotProductAttention", "give a value for each key"
+            raise ShapeError(expected(f"the tokens of key_layer, {list(k.shape[:-2])}", of=of, got=list(v.shape[:-2]), do=do))
+        if format_ != "thd" and q.shape[format_.index("b")] != k.shape[format_.index("b")]:
+            of, got = "key_layer of DotProductAttention", k.shape[format_.index("b")]
+            wanted = f"the {q.shape[format_.index('b')]} sequences of query_layer"
+            raise ShapeError(expected(wanted, of=of, got=got, do="give the keys of each"))
 
     @property
     def _widths(self) -> tuple[int, int, int]:

@@ -110,4 +110,4 @@ def attend(call: Attention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
         if not call.cached and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, offset)):
             return _Function.apply(call, lengths, q, k, v, bias, offset)  # type: ignore[no-any-return]
         with torch.no_grad():
-            return call.forward(q, k, v, bias, offset, lengths, False)[0]
+            return call.forward(q, k, v, bias, offset, lengths, call.dropout > 0)[0]  # dropout needs no gradient

@@ -96,16 +96,22 @@ def apply_rotary_pos_emb(
 class _JointRotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, of_q: torch.Tensor, of_k: torch.Tensor, starts: Any, split: list[int], rest: tuple[Any, ...]) -> Any:
-        ctx.save_for_backward(of_q, of_k)
+        ctx.save_for_backward(of_q, of_k, starts)
         ctx.split, ctx.rest = split, rest
         return tuple(tex.fused_qkv_rope_forward(qkv, of_q, of_k, starts, split, *rest))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         dq, dk, dv = (grad.contiguous() for grad in grads)
-        of_q, of_k = ctx.saved_tensors
+        of_q, of_k, starts = ctx.saved_tensors
         layout, interleaved, size, rank = ctx.rest
-        return tex.fused_qkv_rope_backward(dq, dk, dv, of_q, of_k, ctx.split, layout, interleaved, size, rank), None, None, None, None, None
+        if starts is None or size > 1:  # forward does not look at them either where sequences are shared out
+            dqkv = tex.fused_qkv_rope_backward(dq, dk, dv, of_q, of_k, ctx.split, layout, interleaved, size, rank)
+        else:  # NVIDIA's function of the three takes no starts; forward rotates q and k in heads as wide as v's
+            heads = ((grad.reshape(*dv.shape[:2], -1, dv.shape[3]), freqs) for grad, freqs in ((dq, of_q), (dk, of_k)))
+            rotated = [tex.fused_rope_backward(grad, freqs, starts, layout, interleaved, None, size, rank) for grad, freqs in heads]
+            dqkv = torch.cat([x.reshape(*dv.shape[:3], -1) for x in (*rotated, dv)], dim=3)
+        return dqkv, None, None, None, None, None
 
 
 def apply_fused_qkv_rotary_pos_emb(
