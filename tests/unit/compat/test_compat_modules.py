@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import fusible
-from fusible.compat import te_modules
+from fusible.compat import operations_to_nvidia, te_modules
+from fusible.errors import DTypeError
+from fusible.pytorch import ops
 from fusible.quantized import MXFP8Tensor
 
 MODULES: dict[str, Any] = {
@@ -91,3 +93,40 @@ def test_gradients_are_summed_up_where_the_weight_says() -> None:
     module(x).sum().backward()
     assert module.weight.grad is None
     torch.testing.assert_close(module.weight.main_grad, 1 + x.sum(0).expand(32, 64), rtol=0, atol=16 * 2.0**-23 * float(x.abs().sum(0).max()))
+
+
+def _bytes(state: dict[str, Any]) -> dict[str, bytes]:
+    return {name: value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name, value in state.items() if value is not None}
+
+
+STATES: dict[str, Any] = {
+    **{name: (make, torch.nn.Module.state_dict) for name, make in MODULES.items()},
+    "GroupedLinear": (lambda: te_modules.GroupedLinear(2, 64, 64), torch.nn.Module.state_dict),
+    "Sequential": (lambda: fusible.Sequential(fusible.Linear(64, 64)), torch.nn.Module.state_dict),
+    "operations": (lambda: ops.Sequential(ops.Linear(64, 64)), operations_to_nvidia),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_equal_states_are_saved_as_equal_bytes(name: str) -> None:
+    """Wherever in memory they lie, and in a copy too: nothing of an address is in them."""
+    make, state_of = STATES[name]
+    module, x = make(), torch.randn(32, 64)
+    for _ in range(2):
+        with fusible.autocast(recipe=fusible.DelayedScaling(amax_history_len=4)):
+            module(x, *([[16, 16]] if name == "GroupedLinear" else [])).square().sum().backward()
+    first = state_of(module)
+    second = state_of(module)  # while the first is there, so that its memory is not taken again
+    third = state_of(copy.deepcopy(module))
+    assert any(name.endswith(("_extra_state", "scaling_state.0")) and value.numel() for name, value in first.items())
+    assert _bytes(first) == _bytes(second) == _bytes(third)
+
+
+@pytest.mark.parametrize("splits", [torch.tensor([16.9, 15.1]), torch.tensor([True, True]), torch.tensor([16, 16], dtype=torch.complex64)], ids=str)
+def test_rows_of_groups_are_whole_numbers(splits: torch.Tensor) -> None:
+    module = te_modules.GroupedLinear(2, 64, 64)
+    got = str(splits.dtype)
+    with pytest.raises(DTypeError, match=rf"^m_splits of GroupedLinear: expected a tensor of integers, got {got}; pass whole numbers of rows\.$"):
+        module(torch.randn(32, 64), splits)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        module(torch.randn(32, 64), torch.tensor([16, 16], dtype=dtype))

@@ -23,6 +23,7 @@ from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.chain import ChainCall
 from fusible.pytorch.engine.compiled import traced_call
 from fusible.pytorch.engine.lowered import is_exporting, is_lowered, lowered_call
+from fusible.pytorch.engine.main_grads import first_microbatch
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.engine.torch_autocast import is_in_force
@@ -203,22 +204,24 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
     def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
         return self(x)
 
-    def _run(self, inp: torch.Tensor) -> list[torch.Tensor]:
+    def _run(self, inp: torch.Tensor, first: bool | None = None) -> list[torch.Tensor]:
         """The pipeline's output, then its extra outputs. ``torch.compile`` traces the pipeline where it has one output and its parameters are not
-        split (``parameters_split``); any other it calls eagerly, with a break of the graph."""
+        split (``parameters_split``); any other it calls eagerly, with a break of the graph. ``first``: whether it is the first microbatch, whose
+        gradients are written over each ``main_grad``; no traced call has one."""
         if is_exporting() and is_lowered(self._runner(), current_autocast()):
             return [lowered_call(self._runner(), inp, (), ChainCall(), current_autocast())]
         if torch.compiler.is_compiling() and self._one_output and all(b.module is self for b in self._bound):
             return [traced_call(self, 0, self.holders(), inp)[0]]
-        return self._run_eagerly(inp)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType] - it is a method still
+        return self._run_eagerly(inp, first)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType] - it is a method still
 
     @torch.compiler.disable
-    def _run_eagerly(self, inp: torch.Tensor) -> list[torch.Tensor]:
+    def _run_eagerly(self, inp: torch.Tensor, first: bool | None) -> list[torch.Tensor]:
         self.sharding.check(type(self).__name__)
         self._check_dtype(inp)
         runner = self._runner()
         try:
-            return list(runner.run(inp, (), {}))
+            with first_microbatch() if first else nullcontext():
+                return list(runner.run(inp, (), {}))
         except Exception as error:
             runner.refuse(error, inp, ())
             raise

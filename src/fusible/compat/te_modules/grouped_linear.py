@@ -11,12 +11,15 @@ import torch
 from fusible.compat.te_modules.base import default_init, device_of, forked
 from fusible.compat.te_modules.extra_state import DelayedExtraState
 from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.pytorch import ops
+from fusible.pytorch.engine.main_grads import first_microbatch
 from fusible.pytorch.ops.buffers import gradient_into, into
 from fusible.tex.calls.constructors import check_forward
 
 __all__ = ["GroupedLinear"]
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
@@ -25,8 +28,8 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
 
     ``parallel_mode``: with ``"column"`` and ``"row"`` the weights are a process's parts; what passes between processes is the caller's. There is no
     bias then (``ArgumentError``). ``return_bias``: the biases (empty tensors without any) are not added, and returned beside ``y``.
-    ``delay_wgrad_compute``: the weights' gradients are left to ``backward_dw``. ``use_grouped_tensor`` and ``save_original_input`` change no result.
-    ``NotServedError``: ``ub_overlap_rs`` and ``ub_overlap_ag``.
+    ``fuse_wgrad_accumulation``: as of ``Linear``. ``delay_wgrad_compute``: the weights' gradients are left to ``backward_dw``. ``use_grouped_tensor``
+    and ``save_original_input`` change no result. ``NotServedError``: ``ub_overlap_rs`` and ``ub_overlap_ag``.
     """
 
     return_bias: bool
@@ -117,12 +120,17 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
     ) -> Any:
         """``inp [tokens, in_features] -> [tokens, out_features]``, with the biases after it where ``return_bias``. ``m_splits``: a list, or a
         tensor of integers ``[num_gemms]``. ``out``, ``dgrad_out``: memory for ``y``, whose rows beyond the last group stay as they are, and for the
-        gradient of ``inp``. Raises ``ShapeError`` for another number of groups."""
+        gradient of ``inp``. Raises ``ShapeError`` for another number of groups, ``DTypeError`` for numbers that are no integers."""
         splits = m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, dtype=torch.int64, device="cpu")
         if tuple(splits.shape) != (self.num_groups,):
             do = "give one number of rows for each"
             raise ShapeError(expected(f"[{self.num_groups}]", of="m_splits of GroupedLinear", got=list(splits.shape), do=do))
-        y = into(super().forward(gradient_into(inp, dgrad_out), splits.to(torch.int64)), out, int(splits.sum()) if out is not None else 0)
+        if splits.dtype not in _INTEGERS:
+            do = "pass whole numbers of rows"
+            raise DTypeError(expected("a tensor of integers", of="m_splits of GroupedLinear", got=splits.dtype, do=do))
+        with first_microbatch() if is_first_microbatch else nullcontext():
+            y = super().forward(gradient_into(inp, dgrad_out), splits.to(torch.int64))
+        y = into(y, out, int(splits.sum()) if out is not None else 0)
         if not self.return_bias:
             return y
         biases = [getattr(self, name).to(y.dtype) for name in self._bias_names]

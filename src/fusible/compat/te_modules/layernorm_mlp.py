@@ -111,7 +111,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
 
     def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``inp [*, hidden_size]``, and the output like it; then ``fc2_bias`` where ``return_bias``, and the normalized input where asked for."""
-        outputs: list[Any] = self._run(inp)
+        outputs: list[Any] = self._run(inp, is_first_microbatch)
         if self.return_bias:
             outputs.insert(1, self.fc2_bias.to(outputs[0].dtype) if self.use_bias else None)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]

@@ -101,7 +101,7 @@ class _Product(TransformerEngineBaseModule):
     ) -> Any:
         """``inp [*, in_features] -> [*, out_features]``; then the bias where ``return_bias``, and the normalized input where it was asked for."""
         refuse(type(self).__name__, "take the output as it is", fp8_output=fp8_output, fp8_grad=fp8_grad)
-        return self._with_bias(self._run(inp))
+        return self._with_bias(self._run(inp, is_first_microbatch))
 
     def _with_bias(self, outputs: list[torch.Tensor]) -> Any:
         """What ``forward`` returns: ``out``, then the bias where ``return_bias``, then the normalized input where that is asked for. A single tensor
@@ -130,11 +130,13 @@ class Linear(_Product):
     ``parameters_split``: names of parts of the rows, which are parameters of their own (``query_weight``, ...), or a dictionary of names and rows.
     ``return_bias``: the bias is not added, and returned beside ``y``. ``parallel_mode``: ``"column"`` or ``"row"``, as of ``ops.ParallelMMT``; with
     ``"row"`` the bias is added to what was summed over the processes. ``init_method`` fills the weight (normal of standard deviation 0.023).
-    ``fuse_wgrad_accumulation``: the weight's gradient is added to ``weight.main_grad``.
+    ``fuse_wgrad_accumulation``: the weight's gradient is added to ``weight.main_grad``; where ``weight.overwrite_main_grad`` is true, and in a call
+    with ``is_first_microbatch=True``, it is written over what is there.
 
-    ``is_first_microbatch``, ``save_original_input``, ``symmetric_ar_type`` and ``ub_name`` change no result and are taken as they come: quantized
-    weights are kept while they are known to be unchanged. Nor does overlap with communication (``ub_...``), of which there is none here: a layer that
-    communicates warns of that, once. ``NotServedError``: ``delay_wgrad_compute``, ``fp8_output`` and ``fp8_grad``.
+    ``save_original_input``, ``symmetric_ar_type`` and ``ub_name`` change no result and are taken as they come, and nothing else depends on
+    ``is_first_microbatch``: quantized weights are kept while they are known to be unchanged. Overlap with communication (``ub_...``) changes none
+    either, as there is none here: a layer that communicates warns of that, once. ``NotServedError``: ``delay_wgrad_compute``, ``fp8_output`` and
+    ``fp8_grad``.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         options = handed_on(locals(), DotProductAttention.forward)  # first of all: ``locals()`` is the arguments alone
         options |= {name: getattr(self, name) for name in _OF_A_CALL if options[name] is None}
         starts = self._begin_step(inference_params, hidden_states)
-        q, k, v, *normalized = self._project(hidden_states, encoder_output)
+        q, k, v, *normalized = self._project(hidden_states, encoder_output, is_first_microbatch)
         if self.qk_norm_before_rope:
             q, k = self._normalize(q, k)
         if rotary_pos_emb is not None:
@@ -206,18 +206,19 @@ class MultiheadAttention(FastSetattr, nn.Module):
         starts = inference_params.get_seqlens_pre_step()
         return starts if self.qkv_format == "thd" else starts[: x.shape[self.qkv_format.index("b")]]
 
-    def _project(self, x: torch.Tensor, encoder_output: torch.Tensor | None) -> list[torch.Tensor]:
-        """``[q, k, v]``, each ``[..., heads, width]``; then the normalized input where ``return_layernorm_output``."""
+    def _project(self, x: torch.Tensor, encoder_output: torch.Tensor | None, first: bool | None) -> list[torch.Tensor]:
+        """``[q, k, v]``, each ``[..., heads, width]``; then the normalized input where ``return_layernorm_output``. ``first``: whether it
+        is the first microbatch."""
         groups, width = self.num_gqa_groups_per_partition, self.hidden_size_per_attention_head
         if self.attention_type == "self":
-            mixed, *more = _tuple(self.layernorm_qkv(x) if self.input_layernorm else self.qkv(x))
+            mixed, *more = _tuple(self.layernorm_qkv(x, first) if self.input_layernorm else self.qkv(x, first))
             each = (self.num_attention_heads_per_partition // groups, 1, 1)
             return [*self._split(mixed, each), *more]
         if encoder_output is None:
             do = "give what the keys and values are made of"
             raise ArgumentError(expected("encoder_output", of="a call of MultiheadAttention('cross')", got="none", do=do))
-        mixed = self.key_value(encoder_output)
-        query, *more = _tuple(self.layernorm_query(x) if self.input_layernorm else self.query_layer(x))
+        mixed = self.key_value(encoder_output, first)
+        query, *more = _tuple(self.layernorm_query(x, first) if self.input_layernorm else self.query_layer(x, first))
         return [query.view(*query.shape[:-1], -1, width), *self._split(mixed, (1, 1)), *more]
 
     def _split(self, mixed: torch.Tensor, each: tuple[int, ...]) -> list[torch.Tensor]:

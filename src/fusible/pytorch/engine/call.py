@@ -28,6 +28,7 @@ from fusible.pytorch.engine.arrival import arrived
 from fusible.pytorch.engine.borders import Border, OnTheWay, leaf_count, packed, spec_key
 from fusible.pytorch.engine.call_inputs import CallInputs, unflatten_call_inputs
 from fusible.pytorch.engine.executors import DIRECT
+from fusible.pytorch.engine.main_grads import MainGrad, end_sums, first_microbatch, sums_so_far
 from fusible.pytorch.engine.pass_tensors import Places, pack, places_of, unpack
 from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
@@ -37,6 +38,8 @@ from fusible.quantized import QuantizedTensor
 from fusible.tex.selection.scope import carried
 
 __all__ = ["Call", "PipelineFunction", "infer"]
+
+_AS_IT_IS = nullcontext()
 
 
 def _flat(plan: Plan, args: Sequence[Any], where: slice = slice(None)) -> tuple[list[Any], list[Any]]:
@@ -106,13 +109,15 @@ class Call:
     call_inputs: CallInputs
     owner: ScalingOwner
     snapshot: Snapshot | None
-    main_grads: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """Where the gradients of some parameters are summed up, by their places."""
+    main_grads: Mapping[int, MainGrad] = field(default_factory=dict)
+    """Where the gradients of some parameters go, by their places."""
     amaxes: dict[str, torch.Tensor] = field(default_factory=dict)
     contexts: dict[int, Any] = field(default_factory=dict)
     call_state: dict[Any, Any] = field(default_factory=dict)
     """What ops leave for their backward beside tensors (``nvte.Pass.call``)."""
     delayed_weights: DelayedWeights | None = None
+    first_microbatch: bool = False
+    """Whether ``main_grads.first_microbatch`` was open in forward. It is open in backward, too, for operations that leave products for later."""
 
     def forward(self, index: int, x: torch.Tensor, extra: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run the forward of a segment: ``y``, the side values that the caller gets, and the tensors to save for its backward."""
@@ -176,7 +181,8 @@ class Call:
         for region in reversed(segment.backward):
             of_ops = keys[region.start - segment.start : region.stop - segment.start]
             begin = end - sum([len(names) for names in of_ops])
-            grads[:0] = self._backward(region, way, of_ops, spec[begin:end], saved, amaxes, last=region is segment.backward[0])
+            with first_microbatch() if self.first_microbatch else _AS_IT_IS:
+                grads[:0] = self._backward(region, way, of_ops, spec[begin:end], saved, amaxes, last=region is segment.backward[0])
             end = begin
         if amaxes:
             self.owner.commit_backward(amaxes)
@@ -204,7 +210,8 @@ class Call:
         call_state, in_place = self.call_state, executor.in_place
         own = _taken_from_end(saved, len(saved) if last else sum(map(leaf_count, spec)))
         main_grads = [self.main_grads[place] for place in places]
-        inputs, sizes = pack(taken, saved=own, call_inputs=self.call_inputs.leaves(names), grads=main_grads, scaling=[*scales.values()])
+        sums_begun = sums_so_far(main_grads, in_place=in_place)
+        inputs, sizes = pack(taken, saved=own, call_inputs=self.call_inputs.leaves(names), grads=sums_begun, scaling=[*scales.values()])
 
         def program(leaves: list[Any]) -> tuple[list[Any], _BackwardStatic]:
             came = unpack(leaves, sizes)
@@ -236,19 +243,14 @@ class Call:
         way.out_of(known.sent, outputs[known.places.passing])
         present = iter(outputs[known.places.grads])
         grads = [next(present) if there else None for there in known.there]
-        for place, main_grad in zip(places, main_grads, strict=True):
-            summed = grads[place - region.args.start]
-            if summed is not None and summed.data_ptr() != main_grad.data_ptr():
-                main_grad.copy_(summed)  # by an executor that cannot write in place
+        end_sums(main_grads, [grads[place - region.args.start] for place in places])
+        for place in places:
             grads[place - region.args.start] = None
         return grads
 
     def _left_by(self, context_keys: Sequence[tuple[str, ...]], spec: Sequence[Leaf]) -> Any:
         """What forward saved, as part of a backward program's key: nothing, as the plan decides that, unless the caller's own code saved it."""
         return (tuple(context_keys), spec_key(spec)) if self.plan.opaque else ()
-
-
-_AS_IT_IS = nullcontext()
 
 
 def _came(dys: Sequence[Any]) -> tuple[Any, Sequence[Any]]:

@@ -31,6 +31,7 @@ from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_input
 from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
 from fusible.pytorch.engine.kv_cache import KVCache, check_cache
+from fusible.pytorch.engine.main_grads import MainGrad, is_first_microbatch
 from fusible.pytorch.engine.parametrized import originals, parameter_of, tensors_of
 from fusible.pytorch.engine.plan_key import PlanKey
 from fusible.pytorch.engine.program import Describing, Executor
@@ -275,16 +276,17 @@ class PipelineRunner(ChainPart):
             for parameter in originals(module, name):
                 mark(parameter, group)
         main_grads = self.main_grads(args)
-        if plan.fast_path and not main_grads:
+        first = is_first_microbatch()
+        if plan.fast_path and not main_grads and not first:
             return FastPathCall(plan, args, self.executor)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
         delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group or self._amax_group) if snapshot is not None else None
         if delayed is not None:
             amaxes |= delayed.amaxes()
-        return Call(
-            plan, params, self.executor, call_inputs, self.scaling, snapshot, main_grads, amaxes, call_state=call_state, delayed_weights=delayed
-        )
+        call = Call(plan, params, self.executor, call_inputs, self.scaling, snapshot, main_grads, amaxes, call_state=call_state)
+        call.delayed_weights, call.first_microbatch = delayed, first
+        return call
 
     def commit(self, call: Call | FastPathCall) -> None:
         """All segments of a call have been run: what they saw is observed."""
@@ -424,9 +426,9 @@ class PipelineRunner(ChainPart):
         """Let go of what was made of the parameters as they are."""
         self._weights = QuantizedWeights()
 
-    def main_grads(self, args: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
-        """Where the gradients of parameters are to be added up, by their places."""
-        found = {place: getattr(arg, "main_grad", None) for place in self._accumulating if (arg := args[place]) is not None and arg.requires_grad}
+    def main_grads(self, args: Sequence[torch.Tensor | None]) -> dict[int, MainGrad]:
+        """Where the gradients of parameters go that are not autograd's, by their places."""
+        found = {place: MainGrad.of(arg) for place in self._accumulating if (arg := args[place]) is not None and arg.requires_grad}
         return {place: main_grad for place, main_grad in found.items() if main_grad is not None}
 
     def _snapshot(self, plan: Plan, context: autocast, device: torch.device, **kind: bool) -> Snapshot | None:

@@ -34,7 +34,8 @@ class Linear(BaseModule):
     ``weight_init_method`` and ``bias_init_method`` fill a new tensor and return it; the defaults are those of ``nn.Linear``.
 
     ``accumulate_into_main_grad``: where ``weight.main_grad`` is a tensor (of the weight's shape, fp32 in most trainings), the product that gives the
-    weight's gradient adds it there, and ``weight.grad`` stays as it is. So the sum over micro-batches costs no pass over memory of its own.
+    weight's gradient adds it there, and ``weight.grad`` stays as it is. So the sum over micro-batches costs no pass over memory of its own. Where
+    ``weight.overwrite_main_grad`` is true, it is written over what is there: of several uses of a weight in one backward, the first one's stays.
 
     ``high_precision``: no recipe quantizes its products, which is what a call under ``autocast(enabled=False)`` does to a layer that stands alone. So
     the first and the last layers of a ``Sequential`` stay in the precision of their input while the others compute in 8 bits.

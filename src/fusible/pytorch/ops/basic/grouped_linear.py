@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fusible import ops
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor, make_nvte_tensor, te_to_torch_dtype
 from fusible.ops import Op
+from fusible.pytorch.engine.main_grads import MainGrad, first_microbatch, is_first_microbatch, sums_so_far
 from fusible.pytorch.ops.basic.parameters import WithParameters
 from fusible.pytorch.ops.buffers import check_buffer, write_rows
 from fusible.pytorch.ops.op import Mode, OperationContext
@@ -49,7 +51,8 @@ class GroupedLinear(WithParameters):
     out_features, in_features]``; ``bias0``, ... of ``[out_features]``, or with ``single_grouped_bias`` one ``bias [num_groups, out_features]``.
     Weights are quantized when they have changed.
 
-    ``accumulate_into_main_grad``: the products that give the weights' gradients add them to their ``main_grad``, and ``grad`` stays as it is.
+    ``accumulate_into_main_grad``: the products that give the weights' gradients add them to their ``main_grad``, and ``grad`` stays as it is. Where
+    ``overwrite_main_grad`` of a weight is true, its ``main_grad`` is written over.
     ``delay_wgrad_compute``: backward leaves those products to ``backward_dw``.
 
     A call takes the keywords ``output`` and ``grad_input``: contiguous tensors without gradient to which the result and the gradient of ``x`` are
@@ -108,7 +111,7 @@ class GroupedLinear(WithParameters):
         self.accumulate_into_main_grad, self.delay_wgrad_compute = accumulate_into_main_grad, delay_wgrad_compute
         self._rng_state_tracker_function = rng_state_tracker_function
         self._hooks: list[Callable[[], Any]] = []
-        self._deferred: deque[tuple[ops.GroupedMMT, Tensor, Tensor]] = deque()
+        self._deferred: deque[tuple[ops.GroupedMMT, Tensor, Tensor, bool]] = deque()
         self._weight_names = self._register("weight", single_grouped_weight, (out_features, in_features), device, dtype)
         self._bias_names = self._register("bias", single_grouped_bias, (out_features,), device, dtype) if bias else ()
         self._fill()
@@ -211,11 +214,14 @@ class GroupedLinear(WithParameters):
         """
         if not self._deferred:
             return
-        op, x, dy = self._deferred.popleft()
+        op, x, dy, first = self._deferred.popleft()
         weights = {name: self._parameters[name] for name in self._weight_names}
-        sums = {name: getattr(weight, "main_grad", None) for name, weight in weights.items() if self.accumulate_into_main_grad}
-        slots = {f"{op.position}.{name}": make_nvte_tensor(total) for name, total in sums.items() if total is not None and op.wants(name)}
+        with first_microbatch() if first else nullcontext():
+            found = {name: MainGrad.of(weights[name]) for name in self._weight_names if self.accumulate_into_main_grad and op.wants(name)}
+        main_grads = {f"{op.position}.{name}": main_grad for name, main_grad in found.items() if main_grad is not None}
         with torch.no_grad():
+            sums = sums_so_far(list(main_grads.values()), in_place=True)
+            slots = dict(zip(main_grads, map(make_nvte_tensor, sums), strict=True))
             for (name, weight), grad in zip(weights.items(), op.dweights(x, dy, slots), strict=True):
                 if grad is None or f"{op.position}.{name}" in slots or weight is None:
                     continue
@@ -228,7 +234,7 @@ class GroupedLinear(WithParameters):
         self._hooks.append(wgrad_accumulation_and_reduce_hook)
 
     def _defer(self, op: ops.GroupedMMT, x: Tensor, dy: Tensor) -> None:
-        self._deferred.append((op, x, dy))
+        self._deferred.append((op, x, dy, is_first_microbatch()))
 
     def extra_repr(self) -> str:
         return f"num_groups={self.num_groups}, in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"

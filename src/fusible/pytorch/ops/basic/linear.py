@@ -31,7 +31,8 @@ class BasicLinear(WithParameters):
     ``sequence_parallel``: what is not shared out by columns (``x`` and ``dx``, or ``y`` and ``dy``) is then by rows: along the first dimension, rank
     r has the r-th part; see ``ops.ParallelMMT`` for what passes between the processes.
 
-    ``accumulate_into_main_grad``: the product that gives the weight's gradient adds it to ``weight.main_grad``, and ``weight.grad`` stays as it is.
+    ``accumulate_into_main_grad``: the product that gives the weight's gradient adds it to ``weight.main_grad``, or writes it over that
+    where ``weight.overwrite_main_grad`` is true; ``weight.grad`` stays as it is.
     ``userbuffers_options`` ask for communication that overlaps with products, which is refused where there is any (``NotServedError``). Raises
     ``ShapeError`` for features that cannot be shared out equally, ``ArgumentError`` for an unknown mode and for a group of other processes.
     """
