@@ -26,7 +26,7 @@ class Batch:
     """Parameters that one call steps: of one group, on one device, all whose first gradient this is (``begins``) or none of them, all quantized or
     none, all with masters or none.
 
-    ``new``: the states that the optimizer does not have yet. ``lists``: the tensors that the kernels see,
+    ``new``: the states that the optimizer does not have yet, or not all of. ``lists``: the tensors that the kernels see,
     gradients first, then what moves, then a list for each slot.
     """
 

@@ -26,6 +26,8 @@ __all__ = ["FusedAdam", "FusedSGD"]
 
 _CHUNK = 2048 * 32
 _L2, _DECOUPLED = 0, 1
+_BEFORE_FIRST = frozenset({"master_param"})
+"""What the state of a parameter without momentum may have."""
 
 
 class _FusedOptimizer(torch.optim.Optimizer):
@@ -145,18 +147,19 @@ class _FusedOptimizer(torch.optim.Optimizer):
             if p.grad is None:
                 continue
             known = self.state.get(p)
-            begins = self._separate_first_step and not known
             plain = p.__class__ in PLAIN and p.grad.__class__ in PLAIN
             if not plain:
                 self._check_placed(p)
             if known is not None and not isinstance(known, dict):
                 raise no_state(known, type(self).__name__)
-            state = known or self._new_state(p)
-            key = p.device, begins, not plain and needs_own_step(local(p)), "master_param" in state
+            quantized = not plain and needs_own_step(local(p))
+            begins = self._separate_first_step and _BEFORE_FIRST.issuperset(known or ())
+            state = self._completed(p, known, quantized, begins) if known else self._new_state(p)
+            key = p.device, begins, quantized, "master_param" in state
             batch = batches.get(key)
             if batch is None:
                 batch = batches[key] = Batch(group, *key[1:], lists=[[] for _ in range(2 + len(self._slots))])
-            batch.add(p, state, not known, self._slots)
+            batch.add(p, state, state is not known, self._slots)
         for batch in batches.values():
             self._check(batch)
         return list(batches.values())
@@ -194,15 +197,26 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def _new_state(self, p: Any) -> dict[str, Any]:
         check_floats(p.dtype, type(self).__name__)
+        quantized = needs_own_step(local(p))
+        master = {"master_param": self._new_master(p, quantized)} if self._wants_master(p, quantized) else {}
+        return {**master, **self._new_slots(p)}
+
+    def _completed(self, p: Any, known: dict[str, Any], quantized: bool, begins: bool) -> dict[str, Any]:
+        """``known``, itself where nothing lacks, else with a master of the parameter as it is now, where options ask for one, and the buffers that
+        begin with this step."""
+        if "master_param" not in known and self._wants_master(p, quantized):
+            known = {**known, "master_param": self._new_master(p, quantized)}
+        return {**self._new_slots(p), **known} if begins else known
+
+    def _wants_master(self, p: Any, quantized: bool) -> bool:
+        return quantized or (self.master_weights and p.dtype is not torch.float32)
+
+    def _new_master(self, p: Any, quantized: bool) -> Any:
+        return placed_as(p, local(p).dequantize().detach().float().clone()) if quantized else p.detach().float().clone()
+
+    def _new_slots(self, p: Any) -> dict[str, Any]:
         own = local(p)
-        state: dict[str, Any] = {}
-        if needs_own_step(own):
-            state["master_param"] = placed_as(p, own.dequantize().detach().float().clone())
-        elif self.master_weights and p.dtype is not torch.float32:
-            state["master_param"] = p.detach().float().clone()
-        for name in self._slots:
-            state[name] = placed_as(p, torch.zeros(own.shape, dtype=torch.float32, device=own.device))
-        return state
+        return {name: placed_as(p, torch.zeros(own.shape, dtype=torch.float32, device=own.device)) for name in self._slots}
 
     def _run(self, batch: Batch) -> list[Write]:
         """Step a batch's lists by the executor; the writes that its kernels leave to do."""
@@ -234,7 +248,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As ``torch.optim.Optimizer`` does, but fp32 state stays fp32 beside parameters of 16 bits. The state dicts of torch's ``Adam``, ``AdamW``
-        and ``SGD`` are taken too. Raises ``CheckpointError`` for state that does not fit the parameters; the optimizer is then as it was."""
+        and ``SGD`` are taken too. What a state lacks is made by the next step: masters, where they are asked for, of the parameters as they are then,
+        and momenta. Masters that it brings are stepped, whether this optimizer would make them or not: without them the parameters would go on
+        rounded. Raises ``CheckpointError`` for state that does not fit the parameters; the optimizer is then as it was."""
         former = {"state": self.state, "param_groups": self.param_groups}
         try:
             super().load_state_dict(state_dict)
@@ -271,9 +287,10 @@ class _FusedOptimizer(torch.optim.Optimizer):
         """The state of a parameter, of what a state dict has for it."""
         known = (*self._slots, "master_param")
         found = {name: value for name, value in loaded.items() if name in known and isinstance(value, torch.Tensor)}
-        for name in self._slots:
+        needed = found if self._separate_first_step else (*self._slots, *found)
+        for name in needed if found else ():
             value = found.get(name)
-            if found and (value is None or value.shape != p.shape):
+            if value is None or value.shape != p.shape:
                 of, do = f"{name} of parameter {index} in a state dict for {type(self).__name__}", "load it beside the model it was saved with"
                 raise CheckpointError(expected(str(list(p.shape)), of=of, got="none" if value is None else list(value.shape), do=do))
         state = {}

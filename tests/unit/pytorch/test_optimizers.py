@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -160,3 +161,92 @@ def test_illegal_options_and_gradients_are_refused_before_anything_is_written() 
     with pytest.raises(ArgumentError, match="FusedSGD: expected dense gradients"):
         optimizer.step()
     assert torch.equal(p, torch.ones(3))
+
+
+def _of_torch(kind: str, p: nn.Parameter) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p], lr=1e-4, weight_decay=0) if kind == "adam" else torch.optim.SGD([p], lr=1e-4, momentum=0.9)
+
+
+def _ours(kind: str, p: nn.Parameter, executor: str = "eager", masters: bool = True) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return fusible.FusedAdam([p], lr=1e-4, master_weights=masters, executor=executor)
+    return fusible.FusedSGD([p], lr=1e-4, momentum=0.9, master_weights=masters, executor=executor)
+
+
+def _step(optimizer: torch.optim.Optimizer, steps: int = 1) -> list[torch.Tensor]:
+    """Steps of unit gradients; all that they move."""
+    (p,) = optimizer.param_groups[0]["params"]
+    for _ in range(steps):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    return [p.detach().clone(), *(x.clone() for _, x in sorted(optimizer.state[p].items()))]
+
+
+LACKING: dict[str, Callable[[str, nn.Parameter], torch.optim.Optimizer]] = {
+    "torch": _of_torch,
+    "no masters": lambda kind, p: _ours(kind, p, masters=False),
+}
+
+
+@EXECUTORS
+@pytest.mark.parametrize("former", LACKING)
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_masters_that_a_loaded_state_lacks_are_made_of_the_parameters(kind: str, former: str, executor: str) -> None:
+    """As if the loaded state had brought fp32 copies of the parameters along."""
+    p = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    other = LACKING[former](kind, p)
+    _step(other)
+    saved = copy.deepcopy(other.state_dict())
+    state = saved["state"][0]
+    brought = {**saved, "state": {0: {**state, "master_param": p.detach().float()}}}
+    results = []
+    for dictionary in (saved, brought):
+        q = nn.Parameter(p.detach().clone())
+        optimizer = _ours(kind, q, executor)
+        optimizer.load_state_dict(dictionary)
+        results.append(_step(optimizer, 20))
+        assert sorted(optimizer.state_dict()["state"][0]) == sorted({*state, "master_param"} - {"step"})
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    q, master = results[0][0], optimizer.state[q]["master_param"]
+    assert not torch.equal(master, q.float())  # a step is less than half an epsilon of the parameter
+
+
+def test_a_quantized_parameter_gets_the_master_that_a_loaded_state_lacks() -> None:
+    with fusible.quantized_model_init(recipe=fusible.Float8CurrentScaling()):
+        weight = ops.BasicLinear(32, 32).weight
+    plain = nn.Parameter(weight.detach().dequantize())
+    former = fusible.FusedAdam([plain])
+    _step(former)
+    optimizer = fusible.FusedAdam([weight])
+    optimizer.load_state_dict(former.state_dict())
+    wanted, _ = weight.detach().dequantize(), _step(optimizer)
+    # One step of Adam is of its rate, 1e-3, but for fp32 roundings of the parameters and of the step.
+    assert (optimizer.state[weight]["master_param"] - (wanted - 1e-3)).abs().max() <= 8 * EPS[torch.float32]
+
+
+@EXECUTORS
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_masters_that_a_loaded_state_has_are_stepped_where_none_would_be_made(kind: str, executor: str) -> None:
+    results = []
+    for masters in (True, False):
+        p = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+        former = _ours(kind, p)
+        _step(former, 3)
+        optimizer = _ours(kind, p, executor, masters=masters)
+        optimizer.load_state_dict(copy.deepcopy(former.state_dict()))
+        results.append(_step(optimizer, 20))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@EXECUTORS
+@pytest.mark.parametrize("state", [{}, {"momentum_buffer": None}, {"master_param": torch.ones(8)}], ids=lambda state: ",".join(state) or "none")
+def test_momentum_that_a_loaded_state_lacks_begins_with_the_next_gradient(state: dict[str, Any], executor: str) -> None:
+    results = []
+    for loaded in (state, None):
+        p = nn.Parameter(torch.ones(8))
+        optimizer = fusible.FusedSGD([p], lr=0.1, momentum=0.9, dampening=0.5, executor=executor)
+        if loaded is not None:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: loaded}})
+        _step(optimizer, 3)
+        results.append([p.detach(), optimizer.state[p]["momentum_buffer"]])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
