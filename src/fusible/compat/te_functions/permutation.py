@@ -13,6 +13,7 @@ from fusible.compat.te_constants import TE_DType
 from fusible.compat.triton_functions import permutation as maps
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.quantized import QuantizedTensor
+from fusible.tex.protocol import check_shape
 
 __all__ = [
     "moe_permute",
@@ -119,6 +120,7 @@ def moe_permute(inp: Tensor, routing_map: Tensor, num_out_tokens: int, max_token
         return inp.clone(), torch.empty(0, dtype=torch.int32, device=inp.device)
     if num_out_tokens < 0:
         raise ArgumentError(expected("at least 0", of="num_out_tokens of moe_permute by indices", got=num_out_tokens, do="pass 0 for all"))
+    maps.check_integers(routing_map, "routing_map of moe_permute by indices")
     if routing_map.dtype != torch.int32:
         warnings.warn(f"moe_permute by indices takes int32, got {routing_map.dtype}, which is cast", stacklevel=2)
         routing_map = routing_map.to(torch.int32)
@@ -141,7 +143,12 @@ def moe_permute_and_pad_with_probs(
     if align_size <= 0 or tokens_per_expert is None:
         wrong = ("tokens_per_expert", tokens_per_expert) if tokens_per_expert is None else ("a positive align_size", align_size)
         raise ArgumentError(expected(wrong[0], of="moe_permute_and_pad_with_probs", got=wrong[1], do="pass it"))
-    counts = tokens_per_expert.to(inp.device)
+    counts, routed = tokens_per_expert.to(inp.device), routing_map.bool().sum(0)
+    maps.check_integers(counts, "tokens_per_expert")
+    check_shape(counts, routed.shape, "tokens_per_expert")
+    if not torch.equal(counts.long(), routed.to(counts.device)):
+        got, do = counts.tolist(), "pass routing_map.sum(0)"
+        raise ArgumentError(expected(f"{routed.tolist()}, as routing_map has them", of="tokens_per_expert", got=got, do=do))
     padded = ((counts + align_size - 1) // align_size * align_size).long()
     behind = padded - counts
     offsets = behind.cumsum(0) - behind if behind.any() else None
@@ -183,16 +190,23 @@ def moe_unpermute(
         return inp.clone()
     _refuse_quantized(inp, "moe_unpermute")
     if map_type == "mask":
+        if restore_shape is not None and len(restore_shape) != 2:
+            raise ShapeError(expected("[tokens, hidden]", of="restore_shape", got=list(restore_shape), do="pass the shape of the tokens"))
+        _check_matrix(inp, "inp")
+        _check_matrix(row_id_map, "row_id_map")
         tokens, hidden = inp.shape if restore_shape is None else restore_shape
         shape = tokens, (row_id_map.shape[1] - 1) // 2, hidden
         return _UnpermuteByMask.apply(inp, merging_probs, row_id_map, pad_offsets, shape)  # type: ignore[no-any-return]
+    _check_matrix(inp, "inp")
     if merging_probs is None:
         return _UnpermuteByIndex.apply(inp, inp.new_empty(0), row_id_map, len(row_id_map), 1)  # type: ignore[no-any-return]
+    _check_matrix(merging_probs, "merging_probs of moe_unpermute by indices")
     return _UnpermuteByIndex.apply(inp, merging_probs.float(), row_id_map, *merging_probs.shape)  # type: ignore[no-any-return]
 
 
 def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Tensor) -> Tensor:
-    """The chunks of ``split_sizes [chunks]`` rows of ``inp [tokens, hidden]``, in the order of ``sorted_index [chunks]``."""
+    """The chunks of ``split_sizes [chunks]`` rows of ``inp [tokens, hidden]``, in the order of ``sorted_index [chunks]``, which names each once. Rows
+    beyond the chunks stay where they are. Raises ``DTypeError``, ``ShapeError`` and ``ArgumentError`` for sizes and orders that are none."""
     return _sorted(inp, None, split_sizes, sorted_index)[0]
 
 
@@ -203,16 +217,24 @@ def moe_sort_chunks_by_index_with_probs(inp: Tensor, probs: Tensor, split_sizes:
 
 def _sorted(x: Tensor, probs: Tensor | None, sizes: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     _refuse_quantized(x, "moe_sort_chunks_by_index")
+    _check_matrix(x, "inp")
+    rows = maps.make_chunk_sort_map(sizes, order, len(x), sizes.numel())
     if not x.numel():
         return x.clone(), x.new_empty(0) if probs is None else probs.clone()
-    rows = maps.make_chunk_sort_map(sizes, order, len(x), len(sizes))
     return _SortChunks.apply(x, probs, rows)  # type: ignore[no-any-return]
 
 
 def _check(x: Tensor, routing_map: Tensor, name: str) -> None:
     _refuse_quantized(x, name)
+    _check_matrix(x, "inp")
+    _check_matrix(routing_map, "routing_map")
     if len(x) != len(routing_map):
         raise ShapeError(expected(f"a row for each of the {len(x)} tokens", of=f"routing_map of {name}", got=len(routing_map), do="route all tokens"))
+
+
+def _check_matrix(x: Tensor, of: str) -> None:
+    if x.ndim != 2:
+        raise ShapeError(expected("a matrix", of=of, got=list(x.shape), do="reshape it"))
 
 
 def _refuse_quantized(x: Tensor, name: str) -> None:
