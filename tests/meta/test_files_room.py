@@ -17,7 +17,7 @@ ELSEWHERE = {
     "machine.py": {"open", "read_text", "write_text"},  # what the system lays under /proc and /sys
     "lazy/compilation/saving.py": {"ZipFile"},  # an archive in memory
     "tex/selection/stub.py": {"read_text", "write_text"},  # make stub: the package's own sources
-    "compat/nvidia_state.py": {"load"},  # weights_only, of bytes
+    "compat/nvidia_state.py": {"load", "save"},  # weights_only, of bytes; to memory
     "compat/nvidia_files/extra_states.py": {"load"},  # weights_only, of bytes and of files that the room has mapped
     "compat/nvidia_files/writing.py": {"save"},  # to memory
 }

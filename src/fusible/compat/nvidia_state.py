@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -186,7 +187,7 @@ class _Member(NamedTuple):
 
 
 class _Writer(vars(pickle)["_Pickler"]):  # type: ignore[misc]
-    """Writes ``Recipe`` and ``_Member`` as the package's objects, which need not be there."""
+    """Writes ``Recipe`` and ``_Member`` as the package's objects, which need not be there; and equal states as equal bytes."""
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         if isinstance(obj, Recipe):
@@ -197,8 +198,25 @@ class _Writer(vars(pickle)["_Pickler"]):  # type: ignore[misc]
             self.write(pickle.GLOBAL + b"builtins\ngetattr\n" + pickle.GLOBAL + f"{_RECIPES}\nFormat\n".encode())
             super().save(obj.name)
             self.write(pickle.TUPLE2 + pickle.REDUCE)
+        elif isinstance(obj, torch.storage.TypedStorage):
+            self.save_reduce(torch.storage._load_from_bytes, (_stored(obj),), obj=obj)
         else:
             super().save(obj, save_persistent_id)
+
+
+def _stored(storage: torch.storage.TypedStorage) -> bytes:
+    """The file within a pickle of torch's that has the memory of a tensor. torch names memory by its address there, twice, before the values; here it
+    is named 0, so that the bytes are those of any other process."""
+    file = io.BytesIO()
+    torch.save(storage, file, _use_new_zipfile_serialization=False)
+    data = file.getvalue()
+    values = len(data) - storage._untyped_storage.nbytes()
+    return data[:values].replace(_text(str(storage._untyped_storage._cdata)), _text("0")) + data[values:]
+
+
+def _text(value: str) -> bytes:
+    """A string as a pickle has it."""
+    return pickle.BINUNICODE + struct.pack("<I", len(value)) + value.encode()
 
 
 def write_state(state: dict[str, Any]) -> torch.Tensor:
