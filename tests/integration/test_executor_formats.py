@@ -74,11 +74,15 @@ def attention() -> Any:
     return fp.Sequential(fp.Residual(fp.RMSNorm(H), fp.Linear(H, 3 * H), fp.MultiHeadedSelfAttention(H, 4), fp.Linear(H, H)))
 
 
+def reshaped() -> Any:
+    return te.Sequential(te.Reshape((-1, 8, H)), te.Linear(H, H), te.Reshape((-1, H)), te.Linear(H, H))
+
+
 def experts() -> Any:
     return te.Sequential(te.GroupedLinear(GROUPS, H, H), te.GroupedLinear(GROUPS, H, H, single_grouped_weight=True))
 
 
-MODELS: dict[str, Any] = {"mlp": mlp, "gated": gated, "attention": attention, "experts": experts}
+MODELS: dict[str, Any] = {"mlp": mlp, "gated": gated, "attention": attention, "reshaped": reshaped, "experts": experts}
 SIZES = ((32, 0, 32), (0, 64, 0), (32, 32, 0))
 
 
@@ -116,7 +120,7 @@ def executables(model: Any) -> int:
 def cases() -> list[Any]:
     of_experts = {"delayed", "current", "mxfp8", "block", "nvfp4"}
     found = [(model, recipe) for model in MODELS for recipe in RECIPES if model != "experts" or recipe in of_experts]
-    return [(model, recipe) for model, recipe in found if model in ("mlp", "experts") or recipe == ("mxfp8" if model == "gated" else "hybrid")]
+    return [(model, recipe) for model, recipe in found if model in ("mlp", "reshaped", "experts") or recipe == ("mxfp8" if model == "gated" else "hybrid")]
 
 
 @pytest.mark.parametrize(("model", "recipe"), cases())

@@ -13,6 +13,7 @@ from fusible.nvte.dtype import DType, Type, is_quantized_type
 from fusible.nvte.padding import is_padded, marked
 from fusible.nvte.tensor import Tensor
 from fusible.quantized.shapes import resolved
+from fusible.tex.formats import WAYS
 from fusible.tex.interface.domains import Count
 
 __all__ = [
@@ -139,4 +140,7 @@ def _values(x: Tensor) -> Any:
 
 
 def _data_of(x: Tensor) -> object:
-    return getattr(x.data, "_scale_inv", x.data)
+    """What ``x`` holds, or of a hybrid one a copy of it: of its framework and device."""
+    copies = (getattr(x.data, f"{way}_sub_storage", None) for way in WAYS)
+    data = next((copy for copy in copies if copy is not None), x.data)
+    return getattr(data, "_scale_inv", data)

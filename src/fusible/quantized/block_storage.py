@@ -9,6 +9,7 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, expected
+from fusible.quantized.shapes import viewed
 from fusible.quantized.storage import FieldStorage, wrong_buffer
 from fusible.tex import DType
 from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, NVFP4, WAYS, BlockFormat
@@ -87,8 +88,10 @@ class BlockScaledStorage(FieldStorage):
             return None
         fields = self.get_metadata()
         for way in WAYS:
-            if fields[f"{way}_data"] is not None:
-                fields[f"{way}_data"] = fields[f"{way}_data"].view(self._FORMAT.data_shape(shape, way == "columnwise"))
+            data = fields[f"{way}_data"]
+            if data is not None:
+                wanted = self._FORMAT.data_shape(shape, way == "columnwise")
+                fields[f"{way}_data"] = viewed(data, wanted)
         return fields
 
     def _fits(self, shape: Sequence[int]) -> bool:

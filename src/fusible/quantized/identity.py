@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, ClassVar, Self
 
 import torch
@@ -55,7 +56,7 @@ class IdentityTensorStorage(FieldStorage):
         return self._hp_data.detach().to(dtype) if isinstance(self._hp_data, torch.Tensor) else tex.prim.cast(self._hp_data, dtype)
 
     def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
-        return {**self.get_metadata(), "hp_data": self._hp_data.reshape(shape)} if torch.Size(shape).numel() == self._hp_data.numel() else None
+        return {**self.get_metadata(), "hp_data": tex.prim.reshape(self._hp_data, shape)} if prod(shape) == prod(self._hp_data.shape) else None
 
     def fsdp_buffer_fields(self) -> tuple[str, ...]:
         return ("_hp_data",)

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
+from fusible import tex
 from fusible.errors import ArgumentError, expected
 
-__all__ = ["resolved", "size_of"]
+__all__ = ["resolved", "size_of", "viewed"]
+
+
+def viewed(data: Any, shape: tuple[int, ...]) -> Any:
+    """An array of any framework with another shape; of a torch tensor a view."""
+    return data.view(shape) if isinstance(data, torch.Tensor) else tex.prim.reshape(data, shape)
 
 
 def resolved(shape: Iterable[int], have: Sequence[int]) -> tuple[int, ...]:

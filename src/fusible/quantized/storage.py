@@ -13,7 +13,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.quantized.arguments import Buffers, DTypeLike, Extracted, NoopFlag, QuantizerLike, Saved, Source, Storage, check_methods
 from fusible.quantized.gathered import check_saved, whole_fields
-from fusible.quantized.shapes import resolved, size_of
+from fusible.quantized.shapes import resolved, size_of, viewed
 from fusible.tex import DType
 from fusible.tex.formats import FLOAT8, Format
 from fusible.tex.formulas.arrays import Array
@@ -353,9 +353,9 @@ class Float8TensorStorage(FieldStorage):
         if torch.Size(shape).numel() != torch.Size(have).numel() or (fields["data_transpose"] is not None and not same_last):
             return None
         if fields["data"] is not None:
-            fields["data"] = fields["data"].view(shape)
+            fields["data"] = viewed(fields["data"], shape)
         if fields["data_transpose"] is not None:
-            fields["data_transpose"] = fields["data_transpose"].view((*shape[-1:], *shape[:-1]))
+            fields["data_transpose"] = viewed(fields["data_transpose"], (*shape[-1:], *shape[:-1]))
         return fields
 
     def fsdp_buffer_fields(self) -> tuple[str, ...]:
