@@ -15,7 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations, parametrize
 
 from fusible import GELU, DelayedScaling, Float8CurrentScaling, LayerNorm, Linear, Sequential, autocast
+from fusible.compat import te_modules as te
 from fusible.errors import FusibleError, NotServedError
+from fusible.pytorch import ops
 
 WIDTH = 16
 BOUND = 64 * WIDTH * torch.finfo(torch.float32).eps
@@ -139,3 +141,44 @@ def test_other_transforms_say_what_to_do_instead(name: str) -> None:
     call, error, text = TRANSFORMS[name]
     with pytest.raises(error, match=text):
         call(Sequential(Linear(WIDTH, WIDTH), GELU()).eval(), torch.randn(3, WIDTH))
+
+
+class Doubled(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return 2 * w
+
+
+OPERATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "BasicLinear": (lambda: ops.BasicLinear(WIDTH, WIDTH), ("weight",)),
+    "Bias": (lambda: ops.Bias(WIDTH), ("bias",)),
+    "Linear": (lambda: ops.Linear(WIDTH, WIDTH), ("basic_ops.0.weight", "basic_ops.1.bias")),
+    "LayerNorm": (lambda: ops.LayerNorm(WIDTH), ("weight", "bias")),
+    "the first of two": (lambda: ops.LayerNorm(WIDTH), ("weight",)),
+    "the second of two": (lambda: ops.LayerNorm(WIDTH), ("bias",)),
+    "RMSNorm": (lambda: ops.RMSNorm(WIDTH), ("weight",)),
+    "Sequential": (lambda: ops.Sequential(ops.LayerNorm(WIDTH), ops.BasicLinear(WIDTH, WIDTH)), ("0.bias", "1.weight")),
+    "parts of a product": (lambda: te.Linear(WIDTH, WIDTH, parameters_split=("query", "key")), ("query_weight", "key_bias")),
+}
+
+
+@pytest.mark.parametrize("case", OPERATIONS)
+def test_parameters_of_operations_and_parts_of_them_are_computed_as_well(case: str) -> None:
+    make, names = OPERATIONS[case]
+    torch.manual_seed(0)
+    plain, x = make(), torch.randn(4, WIDTH)
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.copy_(torch.randn_like(p))
+    computed = copy.deepcopy(plain)
+    for name in names:
+        owner, _, own = name.rpartition(".")
+        with torch.no_grad():
+            plain.get_parameter(name).mul_(2)
+        parametrize.register_parametrization(computed.get_submodule(owner), own, Doubled())
+    for model in (plain, computed):
+        model(x).square().sum().backward()
+    assert torch.equal(computed(x), plain(x))
+    for name in names:
+        owner, _, own = name.rpartition(".")
+        original = getattr(computed.get_submodule(owner).parametrizations, own).original
+        assert torch.equal(original.grad, 2 * plain.get_parameter(name).grad)  # type: ignore[operator]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fusible.pytorch.engine.parametrized import parameter_of
+
 __all__ = ["Joined"]
 
 
@@ -17,9 +19,11 @@ class _Parameters:
         self._module, self._parts = module, dict(parts)
 
     def __getitem__(self, name: str) -> torch.Tensor | None:
-        parameters = self._module._parameters
-        parts = [parameters[part] for part in self._parts.get(name, (name,))]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]  # type: ignore[arg-type]
+        parts = [parameter_of(self._module, part) for part in self._parts.get(name, (name,))]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self[name]
 
 
 class Joined:

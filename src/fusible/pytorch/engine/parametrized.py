@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["originals", "parameter_of", "tensors_of"]
+__all__ = ["is_computed", "originals", "parameter_of", "tensors_of"]
 
 
 def parameter_of(module: nn.Module, name: str) -> Any:
@@ -27,6 +27,11 @@ def originals(module: nn.Module, name: str) -> Sequence[torch.Tensor]:
     if parameter is None and name in module._buffers:
         return ()
     return tuple(module.parametrizations[name].parameters()) if parameter is None else (parameter,)  # type: ignore[index, union-attr]  # pyright: ignore
+
+
+def is_computed(module: nn.Module, name: str) -> bool:
+    """Whether the parameter is computed from others."""
+    return name not in module._parameters and name in module._modules.get("parametrizations", ())  # type: ignore[operator]
 
 
 def tensors_of(module: nn.Module, name: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp, without_memory
 from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
 from fusible.pytorch.engine.channels import ExtraTensors
+from fusible.pytorch.engine.parametrized import is_computed
 from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops import op_passes
@@ -149,6 +150,8 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
     keywords: ClassVar[frozenset[str]] = frozenset()
     """The keyword arguments of a call that an operation of ours takes; the caller's own takes those of its ``op_forward``."""
     _bound_op: BoundOp | None = None
+    _registered: tuple[str, ...] = ()
+    """The names of all parameters that it has had."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -181,8 +184,8 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """The names of the parameters that it has."""
-        return tuple(name for name, parameter in self._parameters.items() if parameter is not None)
+        """The names of the parameters that it has, or that are computed in their places, in the order in which they were registered."""
+        return tuple(name for name in self._registered if self._parameters.get(name) is not None or is_computed(self, name))
 
     @property
     def bound_op(self) -> BoundOp:
@@ -204,6 +207,8 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
             super().__delattr__(name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name not in self._registered:
+            self._registered = (*self._registered, name)
         with self._noticed(name):
             super().register_parameter(name, param)
 
