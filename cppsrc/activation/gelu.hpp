@@ -15,9 +15,9 @@ struct Gelu {
     /// Bounded where s is 0 or 1 anyway, so that the slope of a large x is no product of 0 and infinity.
     static F32 square_of(F32 x) { return min(splat(256.0f), mul(x, x)); }
 
-    static F32 gate(F32 x, F32 square) { return sigmoid(mul(mul(splat(kTwice), x), fma(splat(kCubic), square, splat(1.0f)))); }
+    static F32 gate(F32 x, F32 square) { return sigmoid_of_power(mul(x, fma(splat(-kTwice * kLog2E * kCubic), square, splat(-kTwice * kLog2E)))); }
 
-    static F32 value(F32 x) { return mul(x, gate(x, square_of(x))); }
+    static F32 value(F32 x) { return mul(x, gate(x, mul(x, x))); }
 
     /// The derivative: s + x s (1 - s) 2u'.
     static F32 slope(F32 x) {

@@ -11,24 +11,7 @@ namespace {
 using namespace simd::FUSIBLE_LEVEL;
 using namespace gemm::FUSIBLE_LEVEL;
 
-constexpr float kLog2E = 1.44269504f;
 constexpr float kInfinity = __builtin_inff();
-
-/// 2^x for x <= 0 or little more, to about a unit in the last place: 2^n times a polynomial on |r| <= 1/2 that is closest in relative error
-/// (1e-7). 0 below the normal numbers.
-inline F32 exp2(F32 x) {
-    constexpr float kLowest = -126.0f;
-    const F32 clamped = max(splat(kLowest), x);
-    const I32 n = round_to_int(clamped);
-    const F32 r = sub(clamped, from_int(n));
-    F32 sum = splat(0.0013264715f);
-    sum = fma(sum, r, splat(0.009671514f));
-    sum = fma(sum, r, splat(0.05550734f));
-    sum = fma(sum, r, splat(0.24022242f));
-    sum = fma(sum, r, splat(0.693147f));
-    sum = fma(sum, r, splat(1.0f));
-    return select_less(x, splat(kLowest), splat(0.0f), floats(add(bits(sum), shift_left<23>(n))));
-}
 
 /// Factors of dropout of kLanes scores whose counters are `step` apart.
 inline F32 kept(const Dropout& d, std::uint64_t counter, std::uint64_t step) {

@@ -77,6 +77,18 @@ inline I32 encode(F32 x, F32 scale, I32& amax) {
     return join_sign(encode_magnitude<F>(magnitude, scale), shift_right<24>(bits(x)));
 }
 
+/// The same of four vectors with a scale for each, joined. Its callers are flat: arrays that a call is given the addresses of lie in memory.
+template <class F>
+inline Bytes encode(const F32 (&x)[4], const F32 (&scale)[4], I32 (&amax)[4]) {
+    I32 codes[4];
+    for (int v = 0; v < 4; ++v) {
+        const I32 magnitude = magnitude_of(x[v]);
+        amax[v] = max(amax[v], magnitude);
+        codes[v] = encode_magnitude<F>(magnitude, scale[v]);
+    }
+    return join_signs(codes, x);
+}
+
 /// Values of codes. With v the float that has the code's fields, rebiased, a normal code means v and a subnormal one 2v - 2^(1-bias);
 /// each is the smaller of the two where it applies.
 template <class F>

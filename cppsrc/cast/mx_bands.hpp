@@ -178,17 +178,18 @@ inline void scale_columns(const MxBand& band, int c, int width, const MxStep<V>&
 
 /// Row r of a step.
 template <class F, bool kRows, bool kColumns, class V>
-inline void encode_row(const MxBand& band, int r, int c, int width, const MxStep<V>& step, const MxFactors& factors) {
-    I32 unused = splat(0);
-    I32 codes[kStepVectors];
-    const V* const values = step.values[r];
-    if constexpr (kRows) {
-        for (int v = 0; v < kStepVectors; ++v) codes[v] = encode<F>(load(values + v * kLanes), splat(factors.of_rows[v / kBlockVectors][r]), unused);
-        store_step(band.codes + r * band.stride + c, codes, width);
+[[gnu::flatten]] inline void encode_row(const MxBand& band, int r, int c, int width, const MxStep<V>& step, const MxFactors& factors) {
+    F32 x[kStepVectors];
+    F32 of_rows[kStepVectors];
+    I32 unused[kStepVectors] = {};
+    for (int v = 0; v < kStepVectors; ++v) {
+        x[v] = load(step.values[r] + v * kLanes);
+        of_rows[v] = splat(factors.of_rows[v / kBlockVectors][r]);
     }
+    Bytes codes = encode<F>(x, of_rows, unused);
+    if constexpr (kRows) store_step(band.codes + r * band.stride + c, codes, width);
     if constexpr (kColumns) {
-        if (!kRows || !band.tiled)  // the codes of a square are the same in both copies
-            for (int v = 0; v < kStepVectors; ++v) codes[v] = encode<F>(load(values + v * kLanes), factors.of_columns[v], unused);
+        if (!kRows || !band.tiled) codes = encode<F>(x, factors.of_columns, unused);  // the codes of a square are the same in both copies
         store_step(band.column_codes + r * band.stride + c, codes, width);
     }
 }

@@ -35,12 +35,13 @@ std::int32_t quantize_slowly(const S* source, std::uint8_t* codes, std::size_t c
 }
 
 template <class S, class F>
-inline I32 quantize_steps(const S* source, std::uint8_t* codes, std::size_t count, F32 scale) {
+[[gnu::flatten]] inline I32 quantize_steps(const S* source, std::uint8_t* codes, std::size_t count, F32 scale) {
+    const F32 scales[4] = {scale, scale, scale, scale};
     I32 amax[4] = {splat(0), splat(0), splat(0), splat(0)};
     for (std::size_t i = 0; i < count; i += kStep) {
-        I32 step[4];
-        for (int v = 0; v < 4; ++v) step[v] = encode<F>(load(source + i + static_cast<std::size_t>(v * kLanes)), scale, amax[v]);
-        store_bytes(codes + i, step);
+        F32 x[4];
+        for (int v = 0; v < 4; ++v) x[v] = load(source + i + static_cast<std::size_t>(v * kLanes));
+        store_bytes(codes + i, encode<F>(x, scales, amax));
     }
     return max(max(amax[0], amax[1]), max(amax[2], amax[3]));
 }

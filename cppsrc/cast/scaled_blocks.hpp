@@ -109,40 +109,42 @@ struct SquareCodes {
     std::uint8_t* columns;
 };
 
-/// A step of a row that begins at column c.
+/// The columns [first, last) of row r, in steps; `source` is where the row begins.
 template <class S, class F, bool kRows, bool kColumns>
-inline void encode_square_step(const S* source, int r, int c, F32 factor, const Lines& of_columns, bool tiled, const SquareCodes& out) {
-    I32 unused = splat(0);
-    F32 x[4];
-    I32 step[4];
-    for (int v = 0; v < 4; ++v) x[v] = load(source + v * kLanes);
-    if constexpr (kRows) {
-        for (int v = 0; v < 4; ++v) step[v] = encode<F>(x[v], factor, unused);
-        store_bytes(out.rows + r * out.stride + c, step);
-    }
-    if constexpr (kColumns) {
-        if (!kRows || !tiled)  // the codes of a square are the same in both copies
-            for (int v = 0; v < 4; ++v) step[v] = encode<F>(x[v], load(of_columns.scale + c + v * kLanes), unused);
-        store_bytes(out.columns + place(r, c), step);
+[[gnu::flatten]] inline void encode_square_row(const S* source, int r, int first, int last, F32 factor, const Lines& of_columns, bool tiled,
+                                               const SquareCodes& out) {
+    for (int c = first; c < last; c += kStep) {
+        prefetch_step(source + c + kScaledBlock);  // the next square's
+        F32 x[4];
+        F32 scale[4];
+        I32 unused[4] = {};
+        for (int v = 0; v < 4; ++v) {
+            x[v] = load(source + c + v * kLanes);
+            scale[v] = factor;
+        }
+        Bytes codes = encode<F>(x, scale, unused);
+        if constexpr (kRows) store_bytes(out.rows + r * out.stride + c, codes);
+        if constexpr (kColumns) {
+            if (!kRows || !tiled) {  // the codes of a square are the same in both copies
+                for (int v = 0; v < 4; ++v) scale[v] = load(of_columns.scale + c + v * kLanes);
+                codes = encode<F>(x, scale, unused);
+            }
+            store_bytes(out.columns + place(r, c), codes);
+        }
     }
 }
 
 template <class S, class F, bool kRows, bool kColumns>
 inline void encode_square(const S* source, std::ptrdiff_t stride, int rows, const Lines& of_rows, const Lines& of_columns, bool tiled,
                           const SquareCodes& out) {
-    for (int r = 0; r < rows; ++r) {
-        const F32 factor = splat(of_rows.scale[r]);
-        for (int c = 0; c < kScaledBlock; c += kStep) {
-            prefetch_step(source + r * stride + c + kScaledBlock);  // the next square's
-            encode_square_step<S, F, kRows, kColumns>(source + r * stride + c, r, c, factor, of_columns, tiled, out);
-        }
-    }
+    for (int r = 0; r < rows; ++r)
+        encode_square_row<S, F, kRows, kColumns>(source + r * stride, r, 0, kScaledBlock, splat(of_rows.scale[r]), of_columns, tiled, out);
 }
 
 /// Apart from the loops that rarely come here, which it would take registers from.
 template <class F, bool kRows, bool kColumns>
 [[gnu::noinline]] void encode_again(const bf16* source, int r, int c, float scale, const Lines& of_columns, bool tiled, const SquareCodes& out) {
-    encode_square_step<bf16, F, kRows, kColumns>(source, r, c, splat(scale), of_columns, tiled, out);
+    encode_square_row<bf16, F, kRows, kColumns>(source, r, c, c + kStep, splat(scale), of_columns, tiled, out);
 }
 
 /// Row r of bf16 where the scales are powers of two; returns how many of its steps were encoded again as floats.
@@ -171,7 +173,7 @@ inline int encode_row_halves(const bf16* source, int r, const Lines& of_rows, co
             store_bytes(out.columns + place(r, c), codes);
         }
         if (any(missed)) {
-            encode_again<F, kRows, kColumns>(source + c, r, c, of_rows.scale[r], of_columns, tiled, out);
+            encode_again<F, kRows, kColumns>(source, r, c, of_rows.scale[r], of_columns, tiled, out);
             ++again;
         }
     }

@@ -25,19 +25,20 @@ inline void prefetch_step(const S* source) {
 
 /// Quantizes `rows` rows of `cols` columns (a multiple of kTile) into `codes` and, with WithSums, adds each column into sums[cols].
 template <class S, class F, bool WithSums>
-inline std::int32_t encode_strip(const S* source, std::ptrdiff_t stride, int rows, int cols, std::uint8_t* codes, float scale, float* sums) {
+[[gnu::flatten]] inline std::int32_t encode_strip(const S* source, std::ptrdiff_t stride, int rows, int cols, std::uint8_t* codes, float scale,
+                                                  float* sums) {
     const F32 factor = splat(scale);
+    const F32 factors[4] = {factor, factor, factor, factor};
     I32 amax[4] = {splat(0), splat(0), splat(0), splat(0)};
     for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < cols; c += kStep) {
             prefetch_step(source + r * stride + c + kStripCols);
-            I32 step[4];
+            F32 x[4];
             for (int v = 0; v < 4; ++v) {
-                const F32 x = load(source + r * stride + c + v * kLanes);
-                if constexpr (WithSums) store(sums + c + v * kLanes, add(load(sums + c + v * kLanes), x));
-                step[v] = encode<F>(x, factor, amax[v]);
+                x[v] = load(source + r * stride + c + v * kLanes);
+                if constexpr (WithSums) store(sums + c + v * kLanes, add(load(sums + c + v * kLanes), x[v]));
             }
-            store_bytes(codes + r * kStripCols + c, step);
+            store_bytes(codes + r * kStripCols + c, encode<F>(x, factors, amax));
         }
     }
     return max_lane(max(max(amax[0], amax[1]), max(amax[2], amax[3])));

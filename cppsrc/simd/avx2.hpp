@@ -137,6 +137,24 @@ inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), packed);
 }
 
+struct Bytes {
+    __m256i v;
+};
+
+inline Bytes join_signs(const I32 (&codes)[4], const F32 (&signs)[4]) {
+    const __m256i seven = _mm256_set1_epi32(0x7f);
+    const auto pack = [](__m256i a, __m256i b) { return _mm256_packs_epi32(a, b); };  // signs stay what they are where it saturates
+    const __m256i low = pack(_mm256_and_si256(codes[0].v, seven), _mm256_and_si256(codes[1].v, seven));
+    const __m256i high = pack(_mm256_and_si256(codes[2].v, seven), _mm256_and_si256(codes[3].v, seven));
+    const __m256i of_low = pack(bits(signs[0]).v, bits(signs[1]).v);
+    const __m256i of_high = pack(bits(signs[2]).v, bits(signs[3]).v);
+    const __m256i sign = _mm256_and_si256(_mm256_packs_epi16(of_low, of_high), _mm256_set1_epi8(-128));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // the packs work in 128-bit halves
+    return {_mm256_permutevar8x32_epi32(_mm256_or_si256(_mm256_packs_epi16(low, high), sign), order)};
+}
+
+inline void store_bytes(std::uint8_t* out, Bytes bytes) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes.v); }
+
 inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
     const __m256i first = _mm256_set1_epi64x(0x0800);  // of each 64 bits in a half of the register, their lowest byte
     for (int v = 0; v < 4; ++v) {

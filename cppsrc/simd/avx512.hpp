@@ -146,6 +146,26 @@ inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
     for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16 * i), _mm512_cvtepi32_epi8(codes[i].v));
 }
 
+struct Bytes {
+    __m512i v;
+};
+
+inline Bytes join_signs(const I32 (&codes)[4], const F32 (&signs)[4]) {
+    const __m512i seven = _mm512_set1_epi32(0x7f);
+    const auto pack = [](__m512i a, __m512i b) { return _mm512_packs_epi32(a, b); };  // signs stay what they are where it saturates
+    const __m512i low = pack(_mm512_and_si512(codes[0].v, seven), _mm512_and_si512(codes[1].v, seven));
+    const __m512i high = pack(_mm512_and_si512(codes[2].v, seven), _mm512_and_si512(codes[3].v, seven));
+    const __m512i of_low = pack(bits(signs[0]).v, bits(signs[1]).v);
+    const __m512i of_high = pack(bits(signs[2]).v, bits(signs[3]).v);
+    constexpr int kFirstOrSecondAndThird = 0xf8;  // a | (b & c)
+    const __m512i joined = _mm512_ternarylogic_epi32(_mm512_packs_epi16(low, high), _mm512_packs_epi16(of_low, of_high), _mm512_set1_epi8(-128),
+                                                     kFirstOrSecondAndThird);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // the packs work in 128-bit quarters
+    return {_mm512_permutexvar_epi32(order, joined)};
+}
+
+inline void store_bytes(std::uint8_t* out, Bytes bytes) { _mm512_storeu_si512(out, bytes.v); }
+
 inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
     for (int v = 0; v < 4; ++v) {
         const __m512i pairs = _mm512_or_si512(codes[v].v, _mm512_srli_epi64(codes[v].v, 28));

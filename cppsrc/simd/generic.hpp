@@ -176,6 +176,22 @@ inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
         for (int i = 0; i < kLanes; ++i) out[v * kLanes + i] = static_cast<std::uint8_t>(codes[v].lane[i]);
 }
 
+/// The bytes of four vectors.
+struct Bytes {
+    std::uint8_t lane[4 * kLanes];
+};
+
+/// What `join_sign` makes of each lane of `codes` and the uppermost byte of the lane of `signs`, in order.
+inline Bytes join_signs(const I32 (&codes)[4], const F32 (&signs)[4]) {
+    I32 joined[4];
+    for (int v = 0; v < 4; ++v) joined[v] = join_sign(codes[v], shift_right<24>(bits(signs[v])));
+    Bytes result;
+    store_bytes(result.lane, joined);
+    return result;
+}
+
+inline void store_bytes(std::uint8_t* out, const Bytes& bytes) { std::memcpy(out, bytes.lane, sizeof bytes.lane); }
+
 /// Stores four vectors of numbers below 16, two to a byte, the first in its lower half: 2 * kLanes bytes.
 inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
     for (int v = 0; v < 4; ++v)
