@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fusible
 from fusible.models.convert.attention import ConvertedAttention
@@ -84,11 +85,15 @@ def one_by_one(module: Any) -> Any:
     return other
 
 
-def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+def gradients(module: Any, x: torch.Tensor, of: nn.Module | None = None) -> list[torch.Tensor]:
+    """Of a call, to x and to the parameters of the module, or of another one."""
     x = x.clone().requires_grad_()
     y = module(x)
+    parameters = list((module if of is None else of).parameters())
+    for parameter in parameters:
+        parameter.grad = None
     y.square().sum().backward()
-    return [y, x.grad, *(parameter.grad for parameter in module.parameters())]  # type: ignore[list-item]  # pyright: ignore
+    return [y, x.grad, *(parameter.grad for parameter in parameters)]  # type: ignore[list-item]  # pyright: ignore
 
 
 def check_alike(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
@@ -205,22 +210,141 @@ def test_queries_keys_and_values_are_one_product(monkeypatch: pytest.MonkeyPatch
     assert len(calls) == 2
 
 
-def test_layers_of_different_inputs_compute_by_themselves_after_a_while() -> None:
+@pytest.fixture
+def joint(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The inputs of joint products, as they are made."""
+    inputs: list[Any] = []
+    joined = ConvertedAttention.joined
+    monkeypatch.setattr(ConvertedAttention, "joined", lambda self, x: inputs.append(x) or joined(self, x))
+    return inputs
+
+
+def test_layers_of_different_inputs_compute_by_themselves(joint: list[Any]) -> None:
     module, x, context = converted(Attention()), torch.randn(2, 8, WIDTH), torch.randn(2, 8, WIDTH)
     other = one_by_one(module)
-    for _ in range(3):
-        assert torch.allclose(module(x, context), other(x, context), atol=1e-5)
-    assert not module.q_proj._group.together
-    assert torch.allclose(module(x), other(x), atol=1e-5)
+    for arguments, named in (((x, context), {}), ((x,), {"context": context}), ((), {"x": x, "context": context})):
+        assert torch.equal(module(*arguments, **named), other(x, context))
+    assert not joint
+    for arguments in ((x,), (x, None), (x, x)):
+        assert torch.allclose(module(*arguments), other(x), atol=1e-5)
+    assert len(joint) == 3
+
+
+class Reduced(Attention):
+    """As Segformer's: keys and values are of fewer rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        fewer = x[:, ::2]
+        return torch.cat([self.q_proj(x), self.k_proj(fewer).repeat(1, 2, 1), self.v_proj(fewer).repeat(1, 2, 1)], -1)
+
+
+class Placed(Attention):
+    """As DETR's: values have no positions."""
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        placed = x if places is None else x + places
+        return torch.cat([self.q_proj(placed), self.k_proj(placed), self.v_proj(x)], -1)
+
+
+class Told(Attention):
+    """As SAM's, to which all three are given."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return torch.cat([self.q_proj(query), self.k_proj(key), self.v_proj(value)], -1)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (Attention, "q_proj, k_proj, v_proj as one product, but with context"),
+        (Reduced, None),
+        (Placed, "q_proj, k_proj, v_proj as one product, but with places"),
+        (Told, "q_proj, k_proj, v_proj as one product, but with key or value"),
+    ],
+)
+def test_which_inputs_projections_read_is_found_by_trying(make: Any, text: str | None, joint: list[Any]) -> None:
+    module, x, y = converted(make()), torch.randn(2, 8, WIDTH), torch.randn(2, 8, WIDTH)
+    assert [layer.text for layer in fusible.conversion_report(module).converted if layer.kind == "projection"] == ([text] if text else [])
+    other = one_by_one(module)
+    alone, apart = ((x, x, x), (x, y, y)) if make is Told else ((x,), (x, y))
+    if make is not Reduced:
+        assert torch.equal(module(*apart), other(*apart)) and not joint
+    assert torch.allclose(module(*alone), other(*alone), atol=1e-5)
+    assert len(joint) == (text is not None)
 
 
 @torch.no_grad()
-def test_an_input_that_was_written_to_is_another_one() -> None:
+def test_a_layer_that_is_called_by_itself_gives_what_it_alone_computes(joint: list[Any]) -> None:
     module, x = converted(Attention()), torch.randn(2, 8, WIDTH)
     other = one_by_one(module)
     module.q_proj(x)
+    for changed in (module, other):
+        changed.k_proj.weight.mul_(3)
+        changed.v_proj.bias.add_(1)
+    assert torch.equal(module.k_proj(x), other.k_proj(x)) and torch.equal(module.v_proj(x), other.v_proj(x))
     x.mul_(2)
-    assert torch.allclose(module.k_proj(x), other.k_proj(x), atol=1e-5)
+    assert torch.equal(module.k_proj(x), other.k_proj(x)) and not joint
+
+
+class Writing(Attention):
+    """That writes to what it has, between its calls."""
+
+    written = "x"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        q = self.q_proj(x)
+        (x if self.written == "x" else self.get_parameter(self.written)).add_(1)
+        return torch.cat([q, self.k_proj(x), self.v_proj(x)], -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("written", ["x", "k_proj.weight", "v_proj.bias"])
+def test_what_is_written_to_in_a_call_is_read_again(written: str, joint: list[Any]) -> None:
+    module, x = converted(Writing()), torch.randn(2, 8, WIDTH)
+    module.written = written
+    other = one_by_one(module)
+    assert torch.allclose(module(x.clone()), other(x.clone()), atol=1e-5)
+    assert len(joint) == 1
+
+
+@torch.no_grad()
+def test_a_hook_that_writes_to_its_layer_before_the_call_is_seen() -> None:
+    module, x = converted(Attention()), torch.randn(2, 8, WIDTH)
+
+    def clear(layer: Any, _: Any) -> None:
+        layer.weight.data.zero_()
+
+    module.k_proj.register_forward_pre_hook(clear)
+    assert not module(x)[..., 64:96].any()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("apart", [False, True], ids=["of one input", "of two"])
+@pytest.mark.parametrize("recipe", [fusible.Float8CurrentScaling(), fusible.HighPrecision("float32")], ids=str)
+def test_a_repeated_forward_takes_the_path_of_the_first(recipe: fusible.Recipe, apart: bool, reentrant: bool) -> None:
+    plain, x = converted(Attention(), recipe), torch.randn(2, 8, WIDTH)
+    repeated, context = copy.deepcopy(plain), torch.randn(2, 8, WIDTH) if apart else None
+    for _ in range(3):
+        wanted = gradients(lambda x: plain(x, context), x, plain)
+        found = gradients(lambda x: checkpoint(repeated, x, context, use_reentrant=reentrant), x, repeated)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+class Partly(Attention):
+    """Whose forward is repeated in part."""
+
+    reentrant = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_part_of_a_call_that_is_repeated_takes_the_path_of_the_first(reentrant: bool) -> None:
+    module, x = converted(Partly(), fusible.Float8CurrentScaling()), torch.randn(2, 8, WIDTH)
+    module.reentrant = reentrant
+    wanted = gradients(one_by_one(module), x)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(module, x), wanted, strict=True))
 
 
 @torch.no_grad()
@@ -235,7 +359,7 @@ def test_a_call_that_failed_half_way_and_other_threads_do_no_harm() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 4 and all(torch.allclose(y, wanted, atol=1e-5) for y in found)
-    assert torch.allclose(module(x), wanted, atol=1e-5) and module.q_proj._group.together
+    assert torch.allclose(module(x), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", [copy.deepcopy, lambda module: module.bfloat16().float(), lambda module: module.share_memory()])

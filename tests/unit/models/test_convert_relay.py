@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fusible
 from fusible import tex
@@ -267,3 +268,58 @@ def test_the_state_of_delayed_scaling_is_that_of_the_activation() -> None:
     wanted = gradients(copy.deepcopy(model), x)
     assert all(torch.equal(one, two) for one, two in zip(gradients(again, x), wanted, strict=True))
     assert all(torch.equal(one, two) for one, two in zip(gradients(model, x), wanted, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("recipe", [RECIPE, fusible.HighPrecision("float32")], ids=str)
+def test_a_layer_that_is_called_by_itself_gives_what_it_alone_computes(recipe: fusible.Recipe) -> None:
+    model, x, z = converted(Nested, recipe), torch.randn(2, 8, WIDTH), torch.randn(2, 8, INNER)
+    other = by_layers(model)
+    block, wanted = model.blocks[0], other.blocks[0]
+    assert torch.equal(block.first.dense(x), wanted.first.dense(x)) and block.first.dense(x).shape == (2, 8, INNER)
+    assert torch.equal(block.first(x), wanted.first(x))
+    assert torch.equal(block.last.dense(z), wanted.last.dense(z))
+    assert torch.equal(block.last(block.first(x), x), wanted.last(wanted.first(x), x))
+
+
+@pytest.mark.parametrize("undone", ["first.dense", "first.act", "last.dense", "first", "last"])
+def test_where_a_layer_is_undone_the_others_compute_by_themselves(undone: str) -> None:
+    model, x = converted(Nested), torch.randn(2, 8, WIDTH)
+    wanted = model(x)
+    fusible.convert(model.blocks[0].get_submodule(undone), undo=True)
+    assert (model(x) - wanted).norm() <= 2.0**-4 * wanted.norm()
+
+
+class Partly(Inline):
+    """Whose MLP is repeated in backward."""
+
+    reentrant = False
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return x + checkpoint(lambda x: self.fc2(self.act(self.fc1(x))), x, use_reentrant=self.reentrant)  # type: ignore[operator]  # pyright: ignore
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("make", [Inline, Partly])
+def test_a_repeated_forward_takes_the_path_of_the_first(make: Any, reentrant: bool) -> None:
+    def told(model: Any, call: Any) -> list[torch.Tensor]:
+        y = model_in = torch.randn(3, 16, WIDTH, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        for block in model.blocks:
+            y = call(block, y)
+        y.square().sum().backward()
+        return [y, model_in.grad, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]  # type: ignore[list-item]  # pyright: ignore
+
+    model = converted(make)
+    assert chains(model) == ["fc1 -> erf_gelu -> fc2"] * 2
+    for block in model.blocks:
+        block.reentrant = reentrant
+    other = copy.deepcopy(model) if make is Inline else by_layers(model)
+    found = told(model, lambda block, x: block(x, None) if make is Partly else checkpoint(block, x, None, use_reentrant=reentrant))
+    assert all(torch.equal(a, b) for a, b in zip(found, told(other, lambda block, x: block(x, None)), strict=True))
+
+
+def test_blocks_are_called_by_their_former_names() -> None:
+    """Lists of blocks, such as FSDP's, have them."""
+    model = converted(Nested)
+    assert [type(block).__name__ for block in model.blocks] == ["Nested", "Nested"] and type(model.blocks[0]) is not Nested
+    assert isinstance(pickle.loads(pickle.dumps(model)).blocks[1], Nested)

@@ -69,6 +69,8 @@ UP = {f"blocks.{i}.up" for i in range(3)}
     [
         ({}, UP),
         ({"keep_high_precision": ()}, UP | {f"blocks.{i}.gate" for i in range(3)} | {"patches", "head"}),
+        ({"keep_high_precision": None}, UP | {f"blocks.{i}.gate" for i in range(3)} | {"patches", "head"}),
+        ({"include": None, "exclude": None}, UP),
         ({"keep_high_precision": "router"}, UP | {"patches", "head"}),
         ({"keep_high_precision": ["first", "router"]}, UP | {"head"}),
         ({"keep_high_precision": ["last", "gate", "up"]}, {"patches"}),
@@ -149,6 +151,12 @@ def test_an_error_on_the_way_leaves_the_model_as_it_was(monkeypatch: pytest.Monk
         (lambda: fusible.convert(Model(), exclude="blocks.7"), ArgumentError, "got 'blocks.7'"),
         (lambda: fusible.convert(Model(), keep_high_precision=("head", "tail")), ArgumentError, "got 'tail'"),
         (lambda: fusible.convert(Model(), RECIPE, undo=True), ArgumentError, "expected no recipe"),
+        (lambda: fusible.convert(Model(), undo=True, include="blocks.0"), ArgumentError, "expected no include, got 'blocks.0'; undo the part"),
+        (lambda: fusible.convert(Model(), undo=True, exclude=["up"]), ArgumentError, r"expected no exclude, got \['up'\]"),
+        (lambda: fusible.convert(Model(), undo=True, keep_high_precision=()), ArgumentError, r"expected no keep_high_precision, got \(\)"),
+        (lambda: fusible.convert(Model(), include=[None]), DTypeError, "include of convert: expected names, .*, got None; give"),  # type: ignore[list-item]  # pyright: ignore
+        (lambda: fusible.convert(Model(), exclude=["up", None]), DTypeError, "exclude of convert: .*, got None; give"),  # type: ignore[list-item]  # pyright: ignore
+        (lambda: fusible.convert(Model(), keep_high_precision=(None,)), DTypeError, "keep_high_precision of convert: .*, got None; give"),  # type: ignore[arg-type]  # pyright: ignore
         (lambda: fusible.convert(Model(), undo=1), DTypeError, "True or False"),  # type: ignore[arg-type]  # pyright: ignore
     ],
 )

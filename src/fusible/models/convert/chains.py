@@ -14,12 +14,12 @@ from torch import nn
 from fusible import ops
 from fusible.models.convert.activation import FORMULAS, TITLES
 from fusible.models.convert.linear import BoundParts, linear_ops
-from fusible.models.convert.relay import Relay, RelayedActivation
+from fusible.models.convert.relay import Relay, RelayedActivation, RelayingBlock
 from fusible.models.convert.swapping import Swap
-from fusible.models.convert.trying import computes, draw
+from fusible.models.convert.trying import Stub, computes, draw
 from fusible.quantized import Recipe
 
-__all__ = ["Chain", "find_chain", "relay_swap"]
+__all__ = ["Chain", "find_chain", "relay_swaps"]
 
 _WIDTH, _INNER = 5, 7
 _RESULTS = (2, 1, 3)
@@ -85,18 +85,6 @@ class _Step(nn.Module):
         return self.result
 
 
-class _Stub(nn.Module):
-    """In the place of what does not matter: hands on its first tensor, as the first of so many results."""
-
-    def __init__(self, results: int) -> None:
-        super().__init__()
-        self.results = results
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        return x if self.results == 1 else (x, *[None] * (self.results - 1))
-
-
 def _tried(block: nn.Module, steps: Mapping[str, nn.Module], results: int, training: bool) -> torch.Tensor | None:
     """What the block's class gives with the ``steps`` inside, and stubs beside them; None where it raises."""
     copy = _copied(block, "", steps, results, training)
@@ -131,11 +119,12 @@ def _inside(module: nn.Module, prefix: str, steps: Mapping[str, nn.Module], resu
         elif isinstance(child, nn.Dropout):
             yield own, nn.Dropout(child.p).train(training)
         elif child is not None:
-            yield own, _Stub(results if any(isinstance(inner, nn.Linear) for inner in child.modules()) else 1)
+            yield own, Stub(results if any(isinstance(inner, nn.Linear) for inner in child.modules()) else 1)
 
 
-def relay_swap(relay: Relay, activation: str, recipe: Recipe | None) -> Swap:
-    """The swap of the activation between two layers, which computes the one of this name."""
+def relay_swaps(relay: Relay, activation: str, recipe: Recipe | None) -> tuple[Swap, Swap]:
+    """The swaps of the activation between two layers, which computes the one of this name, and of the block around them."""
     up, act, down = relay.members
     parts: list[BoundParts] = [*linear_ops(up), (getattr(ops, TITLES[activation])(), act, ()), *linear_ops(down)]
-    return Swap(act, RelayedActivation, {**RelayedActivation.attributes(act, parts, recipe), "_relay": relay})
+    attributes = {**RelayedActivation.attributes(act, parts, recipe), "_relay": relay}
+    return Swap(act, RelayedActivation, attributes), Swap(relay.block, RelayingBlock, {"_relay": relay})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -32,7 +32,7 @@ def convert(
     *,
     include: Filter | Iterable[Filter] | None = None,
     exclude: Filter | Iterable[Filter] | None = None,
-    keep_high_precision: Filter | Iterable[Filter] = HIGH_PRECISION,
+    keep_high_precision: Filter | Iterable[Filter] | None = HIGH_PRECISION,
     undo: bool = False,
 ) -> M:
     """Let the linear layers, norms, activations, MLPs, experts and attention of ``model`` compute by Fusible, and give the model back. It is changed
@@ -54,7 +54,8 @@ def convert(
     ``include`` and ``exclude``: the modules to look at, and those to leave alone, by name (``"mlp"`` is every module that is called so, and all
     inside; wildcards are those of a shell) or by a function ``(name, module) -> bool``. ``keep_high_precision``: linear layers that stay as they
     are: ``"first"`` and ``"last"``, those before and behind the repeated blocks, or the first and the last of a model without blocks; ``"router"``;
-    ``"head"``; and names as above. ``undo``: give all modules their classes back. Raises ``DTypeError`` and ``ArgumentError``.
+    ``"head"``; and names as above; none of them where it is None or empty. ``undo``: give all modules their classes back; it takes none of these
+    options, but any part of a model. Raises ``DTypeError`` and ``ArgumentError``.
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(expected("an nn.Module", of="model of convert", got=f"a {type(model).__name__}", do="give the model itself"))
@@ -63,7 +64,9 @@ def convert(
         raise DTypeError(expected("a recipe", of="recipe of convert", got=f"a {type(recipe).__name__}", do=do))
     check_switch(undo, "undo of convert")
     if undo:
-        return _undone(model, recipe)
+        kept = None if keep_high_precision is HIGH_PRECISION else keep_high_precision
+        _check_nothing_given(recipe=recipe, include=include, exclude=exclude, keep_high_precision=kept)
+        return _undone(model)
     selection, keep = Selection.of(include, exclude), filters_of(keep_high_precision, "keep_high_precision")
     selection.check(model)
     check_names([("keep_high_precision", one) for one in keep if one not in HIGH_PRECISION], model)
@@ -101,9 +104,15 @@ def conversion_report(model: nn.Module) -> Report:
     return report.with_left({name: one.fell_back for name, one in found.named_modules() if isinstance(one, ConvertedExperts) and one.fell_back})
 
 
-def _undone(model: M, recipe: Recipe | None) -> M:
-    if recipe is not None:
-        raise ArgumentError(expected("no recipe", of="convert with undo", got=str(recipe), do="leave it out"))
+def _check_nothing_given(**options: Any) -> None:
+    """Raise ``ArgumentError`` where there are options that ``undo`` would pass over."""
+    for name, value in options.items():
+        if value is not None:
+            do = "leave it out" if name == "recipe" else "undo the part that you mean, as convert(model.get_submodule(name), undo=True)"
+            raise ArgumentError(expected(f"no {name}", of="convert with undo", got=repr(value), do=do))
+
+
+def _undone(model: M) -> M:
     restore(model.modules(), attention_writes([config for _, _, config in attention_configs(model)], undo=True))
     for module in model.modules():
         vars(module).pop(_REPORT, None)

@@ -105,9 +105,9 @@ def find_mlp(module: nn.Module, linears: Sequence[str], activations: dict[str, s
     """
     inside = {name: child for name, child in module._modules.items() if child is not None}
     others = [child for name, child in inside.items() if name not in linears and name not in activations]
-    if len(linears) not in (2, 3) or len(activations) != 1 or any(module._parameters.values()) or not takes_one_tensor(module):
+    if len(linears) not in (2, 3) or len(activations) != 1 or not takes_one_tensor(module):
         return None
-    if not all(isinstance(child, nn.Dropout) for child in others):
+    if any(parameter is not None for parameter in module._parameters.values()) or not all(isinstance(child, nn.Dropout) for child in others):
         return None
     ((place, activation),) = activations.items()
     for *inputs, down in permutations(linears):

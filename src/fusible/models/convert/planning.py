@@ -8,12 +8,13 @@ from typing import Any
 from torch import nn
 
 from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation, is_one_kernel
-from fusible.models.convert.attention import attention_swap, find_projections
-from fusible.models.convert.chains import find_chain, relay_swap
+from fusible.models.convert.attention import attention_swap
+from fusible.models.convert.chains import find_chain, relay_swaps
 from fusible.models.convert.experts import experts_swap, is_like_experts, why_no_experts
 from fusible.models.convert.linear import linear_swap, why_no_linear
 from fusible.models.convert.mlp import find_mlp, mlp_swap
 from fusible.models.convert.norm import find_norm, is_like_norm, norm_swap
+from fusible.models.convert.projections import find_projections
 from fusible.models.convert.relay import Relay
 from fusible.models.convert.report import Layer, Outcome
 from fusible.models.convert.scaled_products import TEXT, attention_configs, why_no_attention
@@ -124,12 +125,11 @@ class Planner:
         if not linears or not all(prefix + own in self._converted for own in linears):
             return
         mlp = find_mlp(module, linears, activations)
-        projections = find_projections(module)
+        projections = find_projections(module) if mlp is None else None
         if mlp is not None:
             found[name] = Layer(name, "MLP", *self._swapped(name, mlp_swap(module, mlp, self._recipe), mlp.text))
-        elif projections:
-            text = f"{', '.join(projections)} as one product"
-            found[name] = Layer(name, "projection", *self._swapped(name, attention_swap(module, projections, self._recipe), text))
+        elif projections is not None:
+            found[name] = Layer(name, "projection", *self._swapped(name, attention_swap(module, projections, self._recipe), projections.text))
 
     def _look_at_chain(self, name: str, block: nn.Module, found: dict[str, Layer]) -> None:
         """A block that calls the layers of its MLP one by one."""
@@ -149,7 +149,9 @@ class Planner:
         self.swaps = [one for one in self.swaps if one.module is not relay.members[1]]
         self.relays.append(relay)
         text = f"{chain.up} -> {formula} -> {chain.down}{'' if chain.in_training else ', but for training'}"
-        found[name] = Layer(name, "MLP", *self._swapped(activation, relay_swap(relay, formula, self._recipe), text))
+        of_activation, of_block = relay_swaps(relay, formula, self._recipe)
+        self.swaps.append(of_block)
+        found[name] = Layer(name, "MLP", *self._swapped(activation, of_activation, text))
 
 
 def _kind(module: nn.Module) -> str:

@@ -1,12 +1,12 @@
 """MLPs whose layers a block calls one by one, as those of BERT and Whisper: ``down(act(up(x)))`` is one pipeline, though no module around it is one.
 
-The first layer computes all of it when it is called; the activation and the last layer hand on what it gave, where they are called on that very
-tensor. That a block uses its layers so, with nothing between them, is found by trying it when the model is converted (``chains``).
+In a call of the block the first layer computes all of it when it is called; the activation and the last layer hand on what it gave, where they are
+called on that very tensor. Elsewhere each computes by itself. That a block uses its layers so, with nothing between them, is found by trying it when
+the model is converted (``chains``).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,18 +14,25 @@ import torch
 from torch import nn
 
 from fusible.errors import ShapeError, expected
+from fusible.models.convert.calls import Call, call_of
 from fusible.models.convert.pipelines import ConvertedModule, quantizes
+from fusible.models.convert.swapping import Swapped
 from fusible.pytorch.modules.base import has_hooks
 from fusible.quantized import Recipe
 
-__all__ = ["Relay", "RelayedActivation"]
+__all__ = ["Relay", "RelayedActivation", "RelayingBlock"]
 
 
-class _Waiting(threading.local):
-    """What one thread has computed, and its last layer has not been called for yet."""
+class _Call(Call):
+    """``y``: what was computed in it, and its last layer has not been called for yet."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.y: torch.Tensor | None = None
+
+    def end(self) -> None:
+        super().end()
+        self.y = None
 
 
 class Relay:
@@ -33,7 +40,7 @@ class Relay:
     it may drop out between them."""
 
     def __init__(self, block: nn.Module, names: Sequence[str], in_training: bool) -> None:
-        self.block, self.in_training, self._waiting = block, in_training, _Waiting()
+        self.block, self.in_training, self.call = block, in_training, _Call()
         self.members: tuple[Any, ...] = tuple(block.get_submodule(name) for name in names)
         self._inside = tuple(dict.fromkeys(_steps(block, names)))
 
@@ -45,8 +52,12 @@ class Relay:
                 vars(member)["_relay"] = self
 
     def is_whole(self) -> bool:
-        """Whether its layers may be computed as one: nobody has put another in the place of one, as LoRA does, or looks at what one gives."""
+        """Whether its layers may be computed as one: nobody has put another in the place of one, as LoRA does, has undone its conversion, or looks at
+        what one gives."""
         if torch.compiler.is_compiling() or (self.block.training and not self.in_training):
+            return False
+        up, act, down = self.members
+        if not (isinstance(up, ConvertedModule) and isinstance(act, RelayedActivation) and isinstance(down, ConvertedModule)):
             return False
         return not any(holder._modules.get(name) is not one or has_hooks(one) or "forward" in vars(one) for holder, name, one in self._inside)
 
@@ -55,30 +66,30 @@ class Relay:
         up, act, down = self.members
         if member is down:
             return self.handed_on(x, last=True)
-        if member is not up or not quantizes(recipe) or not self.is_whole():
+        if member is not up or not self.call.is_under_way() or not quantizes(recipe) or not self.is_whole():
             return None
-        self._waiting.y = y = act._run(x)
+        self.call.y = y = act._run(x)
         return y
 
     def handed_on(self, x: torch.Tensor, last: bool = False) -> torch.Tensor | None:
         """``x`` where it is the output already; None where the layer is to compute. Raises ``ShapeError`` where it is made of the output."""
-        y = self._waiting.y
+        y = self.call.y
         if y is None:
             return None
         if last or x is not y:
-            self._waiting.y = None
+            self.call.y = None
         if x is y:
             return x
         if x.shape == y.shape:
             got, do = "another", "convert the model again, or exclude its MLPs: its blocks compute otherwise than when it was converted"
             raise ShapeError(expected("the output of the layer before", of=f"the input of a layer of {type(self.block).__name__}", got=got, do=do))
-        return None  # a call was broken off, and this is another one
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_waiting": None}
+        return {**vars(self), "call": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _waiting=_Waiting())
+        vars(self).update(state, call=_Call())
 
 
 def _steps(block: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Module, str, nn.Module]]:
@@ -104,3 +115,15 @@ class RelayedActivation(ConvertedModule):
 
     def local_ops(self) -> tuple[Any, ...]:
         return ()  # the parameters are those of other modules
+
+
+class RelayingBlock(Swapped):
+    """The block around them, within whose calls they compute together."""
+
+    prefix = ""
+    _relay: Relay
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.original.forward(self, *args, **kwargs)
+        return call_of(self._relay.call, self.original.forward, self, *args, **kwargs)

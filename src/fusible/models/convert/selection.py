@@ -30,14 +30,14 @@ def is_like_linear(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Selection:
-    """``include`` and ``exclude`` of a conversion, each None or checked filters."""
+    """``include`` and ``exclude`` of a conversion, each checked filters, or for ``include`` None."""
 
     include: tuple[Filter, ...] | None
     exclude: tuple[Filter, ...]
 
     @classmethod
     def of(cls, include: Any, exclude: Any) -> Selection:
-        return cls(None if include is None else filters_of(include, "include"), () if exclude is None else filters_of(exclude, "exclude"))
+        return cls(None if include is None else filters_of(include, "include"), filters_of(exclude, "exclude"))
 
     def why_not(self, name: str, module: nn.Module) -> str:
         """Why a module is not looked at; empty where it is."""
@@ -51,12 +51,14 @@ class Selection:
 
 
 def filters_of(filters: Any, argument: str) -> tuple[Filter, ...]:
-    """Filters, of one or of several. Raises ``DTypeError``."""
+    """Filters, of one or of several; none where they are None. Raises ``DTypeError``."""
+    if filters is None:
+        return ()
     several: tuple[Any, ...] = tuple(filters) if isinstance(filters, Iterable) and not isinstance(filters, str) else (filters,)
-    wrong = next((one for one in several if not isinstance(one, str) and not callable(one)), None)
-    if wrong is not None:
+    wrong = ["None" if one is None else f"a {type(one).__name__}" for one in several if not isinstance(one, str) and not callable(one)]
+    if wrong:
         do = "give names of modules, as 'mlp' or 'model.layers.0.*'"
-        raise DTypeError(expected("names, or functions (name, module) -> bool", of=f"{argument} of convert", got=f"a {type(wrong).__name__}", do=do))
+        raise DTypeError(expected("names, or functions (name, module) -> bool", of=f"{argument} of convert", got=wrong[0], do=do))
     return several
 
 

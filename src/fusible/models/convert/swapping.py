@@ -29,6 +29,8 @@ class Swapped:
     """The class of the package that the module computes by."""
     kept: ClassVar[tuple[str, ...]] = ()
     """The names of what stays as the former class has it, though a base of ``kind`` has another."""
+    prefix: ClassVar[str] = "Fusible"
+    """What the class's name begins with, before that of the former one: nothing for blocks, which lists such as FSDP's name."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """The class is made while the program runs, so a pickle names the two that it is made of."""
@@ -48,9 +50,9 @@ class Swap:
 @cache
 def class_of(kind: type[Swapped], original: type[Any]) -> type[Any]:
     """The class of modules of class ``original`` that compute by ``kind``. It has the former's name, as lists of names and patterns look for it."""
-    own = {"original": original, "kind": kind, "__module__": original.__module__, "__qualname__": f"Fusible{original.__qualname__}"}
+    own = {"original": original, "kind": kind, "__module__": original.__module__, "__qualname__": f"{kind.prefix}{original.__qualname__}"}
     kept = {name: getattr(original, name) for name in kind.kept if hasattr(original, name)}
-    return type(f"Fusible{original.__name__}", (kind, original), {**kept, **own, "__doc__": kind.__doc__})
+    return type(f"{kind.prefix}{original.__name__}", (kind, original), {**kept, **own, "__doc__": kind.__doc__})
 
 
 def swap(swaps: Iterable[Swap], more: Iterable[Write] = ()) -> None:
