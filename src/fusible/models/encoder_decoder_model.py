@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fusible.errors import ArgumentError, ShapeError, ValuesError, expected
+from fusible.errors import ArgumentError, ShapeError, ValuesError, check_integer, expected
 from fusible.models.blueprints import EncoderDecoderBlueprint
-from fusible.models.generation.sampling import Sampler, Sampling, choose_tokens
+from fusible.models.generation.sampling import Sampler, Sampling, choose_tokens, each_sampling
+from fusible.models.generation.token_rows import tokens_in
 from fusible.models.parts import stored_in
 from fusible.models.pretrained_model import Example, PretrainedModel
-from fusible.models.tokens import example_tokens, places_behind, places_of
+from fusible.models.tokens import check_are_tokens, example_tokens, places_behind, places_of
 from fusible.models.tying import stored_head
 from fusible.pytorch import KVCache, Recipe, Sequential
 
@@ -95,6 +96,7 @@ class EncoderDecoderModel(PretrainedModel):
         seq_lens: torch.Tensor | None = None,
         token_lens: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        check_are_tokens(tokens, "a decoder")
         if tokens.dim() != 2 or tokens.shape[0] != inputs.shape[0]:
             wanted = f"[{inputs.shape[0]}, seq], a row for each of the inputs"
             raise ShapeError(expected(wanted, of="tokens of a decoder", got=list(tokens.shape), do="give a row of tokens for each"))
@@ -161,9 +163,9 @@ class EncoderDecoderModel(PretrainedModel):
         if not len(inputs):
             return []
         if not isinstance(inputs, torch.Tensor):
-            inputs, seq_lens = _padded(inputs, self.device)
-        begun = [[self.blueprint.start]] * len(inputs) if prompts is None else [list(prompt) for prompt in prompts]
-        samplings = [sampling] * len(inputs) if isinstance(sampling, Sampling) else list(sampling)
+            inputs, seq_lens = _padded([tokens_in(row, "inputs of generate") for row in inputs], self.device)
+        begun = [[self.blueprint.start]] * len(inputs) if prompts is None else [list(tokens_in(prompt, "prompts of generate")) for prompt in prompts]
+        samplings = each_sampling(sampling, len(inputs))
         self._check(len(inputs), begun, samplings, max_tokens)
         ends = frozenset(self.blueprint.stop if stop_tokens is None else stop_tokens)
         texts = [_Text(prompt, Sampler(one, prompt)) for prompt, one in zip(begun, samplings, strict=True)]
@@ -219,8 +221,7 @@ class EncoderDecoderModel(PretrainedModel):
         if wrong is not None:
             wanted = f"tokens from 0 to {self.vocabulary - 1}"
             raise ArgumentError(expected(wanted, of="a prompt", got=wrong, do="use the tokenizer of this model"))
-        if max_tokens < 1:
-            raise ArgumentError(expected("at least 1", of="max_tokens", got=max_tokens, do="give a larger number"))
+        check_integer(max_tokens, "max_tokens", least=1)
         longest = max(map(len, prompts), default=0) + max_tokens
         if self.context is not None and longest > self.context:
             wanted = f"at most {self.context} tokens, the context of the model"

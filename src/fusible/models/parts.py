@@ -316,17 +316,22 @@ class Experts:
     options: Mapping[str, Any] = field(default_factory=dict)
     bias: str | None = None
 
+    @property
+    def matrices(self) -> dict[str, tuple[list[list[str]], tuple[int, int]]]:
+        """By the name of a parameter the matrices of each expert, by their names and in their shape, that lie in it one on top of the other."""
+        numbers = range(self.count)
+        return {
+            "up_weight": ([[f"{name.format(i)}.weight" for name in self.up] for i in numbers], (self.inner, self.features)),
+            "down_weight": ([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
+        }
+
     def made(self, weights: Weights) -> nn.Module:
         options = {"activation": self.activation, "normalized": self.normalized, "param_dtype": weights.dtype, "device": "meta", **self.options}
         module = pytorch.MixtureOfExperts(self.features, self.inner, self.count, self.top_k, expert_bias=self.bias is not None, **options)
         tensors = {"router_weight": weights.values(f"{self.router}.weight", (self.count, self.features), dtype=self.options.get("router_dtype"))}
         if self.bias is not None:
             tensors["expert_bias"] = weights.vector([self.bias], [self.count], dtype=torch.float32)
-        numbers = range(self.count)
-        matrices = {
-            "up_weight": ([[f"{name.format(i)}.weight" for name in self.up] for i in numbers], (self.inner, self.features)),
-            "down_weight": ([[f"{self.down.format(i)}.weight"] for i in numbers], (self.features, self.inner)),
-        }
+        matrices = self.matrices
         quantized = {name: weights.quantized(*of) for name, of in matrices.items()}
         stacked = None in quantized.values()
         if stacked:

@@ -22,6 +22,14 @@ class Config:
         """The same with ``values`` for entries that are not there: files leave out what is a family's default. What is null stays so."""
         return Config({**values, **self.entries})
 
+    def with_names(self, **names: str) -> Config:
+        """The same with what stands under a further name of an entry. Raises ``CheckpointError`` where it stands under both, and is not the same."""
+        named = {name: self.entries[further] for further, name in names.items() if self.has(further)}
+        for further, name in names.items():
+            if self.has(further) and self.has(name) and self.entries[name] != self.entries[further]:
+                raise self.refuse(further, f"{self.entries[name]!r}, as {name} says")
+        return Config({**self.entries, **named})
+
     @property
     def model_type(self) -> str:
         return self.text("model_type")

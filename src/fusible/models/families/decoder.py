@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -33,10 +33,13 @@ def layer_types(config: Config, slides: Callable[[int], bool]) -> list[str]:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a layer of Llama's kind; a family takes those that it has. ``zero_centered``: of all norms."""
+    """The parts of a layer of Llama's kind; a family takes those that it has. ``zero_centered``: of all norms. ``windows``: which layers have one,
+    where there is a ``sliding_window``: those that ``layer_types`` says do, in ``typed`` ones. ``partial``: whether heads may be rotated in part."""
 
     config: Config
     zero_centered: bool = False
+    windows: Literal["none", "all", "typed"] = "none"
+    partial: bool = False
 
     @property
     def hidden(self) -> int:
@@ -67,7 +70,7 @@ class Decoder:
 
     def layer_type(self, layer: int) -> str | None:
         """``"full_attention"`` or ``"sliding_attention"``, where the configuration says it of each layer."""
-        types = self.config.names("layer_types")
+        types = self.config.names("layer_types") if self.windows == "typed" else None
         if types is None:
             return None
         if layer >= len(types) or types[layer] not in ("full_attention", "sliding_attention"):
@@ -76,8 +79,7 @@ class Decoder:
 
     def window(self, layer: int) -> tuple[int, int]:
         """How far back a token of a layer sees: ``sliding_window`` tokens, its own among them."""
-        sliding = self.layer_type(layer)
-        if not self.config.has("sliding_window") or sliding == "full_attention" or not self.config.flag("use_sliding_window", True):
+        if self.windows == "none" or not self.config.has("sliding_window") or self.layer_type(layer) == "full_attention":
             return (-1, -1)
         return (self.config.size("sliding_window") - 1, 0)
 
@@ -89,9 +91,11 @@ class Decoder:
         width, eps = self.head_width, self.eps
         return HeadNorm(f"{name}.q_norm", f"{name}.k_norm", self.heads, self.groups, width, eps, zero_centered=self.zero_centered)
 
-    def attention(self, layer: int, **options: Any) -> Attention:
-        """Rotary attention of a layer; ``options`` beside those that the configuration tells of."""
-        own = {"window_size": self.window(layer), **rotary_options(self.config, self.head_width, self.layer_type(layer))}
+    def attention(self, layer: int, scale: float | None = None, **options: Any) -> Attention:
+        """Rotary attention of a layer; ``scale`` in the place of the usual one, ``options`` beside those that the configuration tells of."""
+        own = {"window_size": self.window(layer), **rotary_options(self.config, self.head_width, self.layer_type(layer), scale)}
+        if "rope_width" in own and not self.partial:
+            raise self.config.refuse("partial_rotary_factor", "1")
         return Attention(self.heads, self.groups, self.head_width, {**own, **options})
 
     def out(self, name: str, *, bias: bool = False) -> Product:

@@ -27,8 +27,8 @@ _EPS = 1e-6
 @family("deepseek_v3")
 def deepseek_v3(config: Config) -> Blueprint:
     """DeepSeek-AI 2024, arXiv:2412.19437, without the modules that predict further tokens."""
-    config = config.with_defaults(**_DEFAULTS)
-    config.require(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
+    config = config.with_names(num_local_experts="n_routed_experts").with_defaults(**_DEFAULTS)
+    config.require(head_dim=config.size("qk_rope_head_dim"), scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     of, blocks = Decoder(config), list[Part]()
     dense = config.size("first_k_dense_replace", least=0)
     for layer in of.layers:

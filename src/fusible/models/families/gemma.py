@@ -13,6 +13,7 @@ __all__ = ["gemma", "gemma2", "gemma3"]
 @family("gemma")
 def gemma(config: Config) -> Blueprint:
     """Gemma Team 2024, arXiv:2403.08295."""
+    _check_causal(config)
     config = config.with_defaults(tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh", head_dim=256)
     of, blocks = Decoder(config, zero_centered=True), list[Part]()
     bias = config.flag("attention_bias")
@@ -35,16 +36,21 @@ def gemma2(config: Config) -> Blueprint:
 @family("gemma3_text")
 def gemma3(config: Config) -> Blueprint:
     """Gemma Team 2025, arXiv:2503.19786: heads of q and k are normalized, windows in most layers, with rotary positions of their own."""
+    config.require(attn_logit_softcapping=None)
     config = config.with_defaults(rope_theta=1e6, rope_local_base_freq=1e4)
     every = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
     return _normed_behind(config.with_defaults(layer_types=layer_types(config, lambda layer: (layer + 1) % every != 0)), normed=True)
 
 
-def _normed_behind(config: Config, *, normed: bool) -> Blueprint:
-    config = config.with_defaults(tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh", sliding_window=4096, head_dim=256)
+def _check_causal(config: Config) -> None:
     if config.flag("use_bidirectional_attention"):
         raise config.refuse("use_bidirectional_attention", "false")
-    of, blocks = Decoder(config, zero_centered=True), list[Part]()
+
+
+def _normed_behind(config: Config, *, normed: bool) -> Blueprint:
+    config = config.with_defaults(tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh", sliding_window=4096, head_dim=256)
+    _check_causal(config)
+    of, blocks = Decoder(config, zero_centered=True, windows="typed"), list[Part]()
     bias = config.flag("attention_bias")
     options = {"scale": config.number("query_pre_attn_scalar", 256.0) ** -0.5}
     if config.has("attn_logit_softcapping"):

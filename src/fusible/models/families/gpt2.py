@@ -22,6 +22,7 @@ ACTIVATIONS = {
 @family("gpt2")
 def gpt2(config: Config) -> Blueprint:
     """Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"."""
+    config = config.with_names(hidden_size="n_embd", num_attention_heads="n_head", num_hidden_layers="n_layer", max_position_embeddings="n_positions")
     config.require(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     hidden, heads = config.size("n_embd"), config.size("n_head")
     inner, eps = config.size("n_inner", 4 * hidden), config.number("layer_norm_epsilon", 1e-5)

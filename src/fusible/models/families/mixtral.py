@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fusible.models.families.config import Config
-from fusible.models.families.decoder import Decoder
-from fusible.models.families.llama import with_windows_of_qwen
+from fusible.models.families.decoder import Decoder, layer_types
+from fusible.models.families.llama import with_window_of_qwen
 from fusible.models.families.registry import family
 from fusible.models.parts import Activation, Blueprint, Experts, Part, Product, SharedExpert
 
@@ -16,8 +16,8 @@ _GATES = {"silu": "swiglu", "swish": "swiglu", "gelu": "erf_geglu", "gelu_new": 
 @family("mixtral")
 def mixtral(config: Config) -> Blueprint:
     """Jiang et al. 2024, arXiv:2401.04088."""
-    config = config.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5)
-    of, blocks = Decoder(config), list[Part]()
+    config = config.with_names(num_experts="num_local_experts").with_defaults(rope_theta=1e6, rms_norm_eps=1e-5)
+    of, blocks = Decoder(config, windows="all"), list[Part]()
     for layer in of.layers:
         name = f"model.layers.{layer}"
         attention = of.qkv(f"{name}.self_attn", bias=False), of.attention(layer), of.out(f"{name}.self_attn.o_proj")
@@ -31,8 +31,10 @@ def mixtral(config: Config) -> Blueprint:
 @family("qwen2_moe")
 def qwen2_moe(config: Config) -> Blueprint:
     """Yang et al. 2024, arXiv:2407.10671: an expert that every token takes, beside those that are chosen."""
-    config = with_windows_of_qwen(config.with_defaults(num_experts_per_tok=4))
-    of, blocks = Decoder(config), list[Part]()
+    config = with_window_of_qwen(config.with_defaults(num_experts_per_tok=4))
+    slides, last = config.has("sliding_window"), config.entries["max_window_layers"]
+    config = config.with_defaults(layer_types=layer_types(config, lambda layer: slides and layer % 2 == 0 and layer < last))
+    of, blocks = Decoder(config, windows="typed"), list[Part]()
     inner = config.size("shared_expert_intermediate_size")
     for layer in of.layers:
         name = f"model.layers.{layer}"
@@ -51,8 +53,8 @@ def qwen2_moe(config: Config) -> Blueprint:
 @family("qwen3_moe")
 def qwen3_moe(config: Config) -> Blueprint:
     """Yang et al. 2025, arXiv:2505.09388."""
-    config = with_windows_of_qwen(config.with_defaults(num_experts_per_tok=8))
-    of, blocks = Decoder(config), list[Part]()
+    config = with_window_of_qwen(config.with_names(num_experts="num_local_experts").with_defaults(num_experts_per_tok=8))
+    of, blocks = Decoder(config, windows="all"), list[Part]()
     bias = config.flag("attention_bias")
     for layer in of.layers:
         name = f"model.layers.{layer}"

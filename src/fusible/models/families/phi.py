@@ -16,7 +16,7 @@ __all__ = ["phi"]
 def phi(config: Config) -> Blueprint:
     """Li et al. 2023, arXiv:2309.05463."""
     config.require(qk_layernorm=False)
-    of, blocks = Decoder(config.with_defaults(partial_rotary_factor=0.5)), list[Part]()
+    of, blocks = Decoder(config.with_defaults(partial_rotary_factor=0.5), partial=True), list[Part]()
     inner, eps = config.size("intermediate_size"), config.number("layer_norm_eps", 1e-5)
     act = config.text("hidden_act", "gelu_new")
     if act not in ACTIVATIONS:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fusible.errors import CheckpointError, expected
-from fusible.models.blueprints import AnyBlueprint
+from fusible.models.blueprints import AnyBlueprint, EncoderBlueprint
 from fusible.models.families.config import Config
 from fusible.models.parts import Blueprint
 
@@ -34,7 +34,12 @@ def blueprint_of(config: Config) -> AnyBlueprint:
     if reader is None:
         do = "load it by transformers, and convert it by fusible.convert"
         raise CheckpointError(expected(f"one of {', '.join(sorted(FAMILIES))}", of="model_type of config.json", got=repr(config.model_type), do=do))
-    return reader(config)
+    blueprint = reader(config)
+    causal = {Blueprint: True, EncoderBlueprint: False}.get(type(blueprint))
+    if causal is None and "is_causal" in config.entries:  # transformers takes it for both halves
+        raise config.refuse("is_causal", "none")
+    config.require(is_causal=causal)
+    return blueprint
 
 
 def check_causal(entries: Mapping[str, Any], of: str) -> None:

@@ -11,13 +11,14 @@ from fusible.models.families.config import Config
 __all__ = ["Rotation", "rotary_options", "rotation"]
 
 
-def rotary_options(config: Config, head_width: int, layer_type: str | None = None) -> dict[str, Any]:
-    """The options of ``pytorch.DotProductAttention`` that say how a layer's heads are rotated, and its scale where that depends on it.
+def rotary_options(config: Config, head_width: int, layer_type: str | None = None, scale: float | None = None) -> dict[str, Any]:
+    """The options of ``pytorch.DotProductAttention`` that say how a layer's heads are rotated, and its scale, where it is another one than usual:
+    ``scale`` is that of heads that are not rotated.
 
     ``rope_parameters``, of the model or of each ``layer_type``; in older files ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor``.
     """
     by = rotation(config, head_width, layer_type)
-    options: dict[str, Any] = {"rope_base": by.base}
+    options: dict[str, Any] = {"rope_base": by.base} | ({} if scale is None else {"scale": scale})
     if by.width != head_width:
         options["rope_width"] = by.width
     if by.factors:
@@ -25,7 +26,7 @@ def rotary_options(config: Config, head_width: int, layer_type: str | None = Non
     if by.magnitude != 1.0:  # the products of q and k are multiplied by its square, where all columns are rotated
         if by.width != head_width:
             raise config.refuse("partial_rotary_factor", "1 with positions that scale attention")
-        options["scale"] = by.magnitude**2 * head_width**-0.5
+        options["scale"] = by.magnitude**2 * (head_width**-0.5 if scale is None else scale)
     return options
 
 
@@ -42,22 +43,35 @@ class Rotation(NamedTuple):
 
 def rotation(config: Config, head_width: int, layer_type: str | None = None) -> Rotation:
     """The rotation that a configuration tells of. Raises ``CheckpointError`` for a kind that is not known."""
-    parameters = config.part("rope_parameters")
-    if parameters is not None and layer_type is not None and isinstance(parameters.entries.get(layer_type), dict):
-        parameters = parameters.part(layer_type)
-    if parameters is None and layer_type == "sliding_attention" and config.has("rope_local_base_freq"):
+    if not config.has("rope_parameters") and layer_type == "sliding_attention" and config.has("rope_local_base_freq"):
         return Rotation(config.number("rope_local_base_freq"), head_width)
-    scaling = parameters if parameters is not None else config.part("rope_scaling")
-    base = (parameters if parameters is not None and parameters.has("rope_theta") else config).number("rope_theta", 10000.0)
-    share = (parameters if parameters is not None and parameters.has("partial_rotary_factor") else config).number("partial_rotary_factor", 1.0)
+    name, scaling = _parameters(config, layer_type)
+    base = (scaling if scaling.has("rope_theta") else config).number("rope_theta", 10000.0)
+    share = (scaling if scaling.has("partial_rotary_factor") else config).number("partial_rotary_factor", 1.0)
     width = int(head_width * share)
-    kind = "default" if scaling is None else scaling.text("rope_type", scaling.text("type", "default"))
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _FACTORS:
-        raise config.refuse("rope_parameters" if parameters is not None else "rope_scaling", f"rope_type {', '.join(_FACTORS)}")
-    if scaling is None or kind == "default":
+        raise config.refuse(name, f"rope_type {', '.join(_FACTORS)}")
+    if kind == "default":
         return Rotation(base, width)
     mean = _magnitude(scaling.number("mscale_all_dim", 0.0), scaling.number("factor", 1.0)) ** 2
     return Rotation(base, width, *_FACTORS[kind](scaling, base, width, config), mean)
+
+
+def _parameters(config: Config, layer_type: str | None) -> tuple[str, Config]:
+    """What is said of a layer's rotation, and under which name. What somebody has added by the former name holds in the place of the other, as in
+    transformers; so does a context of training that stands beside them."""
+    name = "rope_scaling" if config.entries.get("rope_scaling") else "rope_parameters"
+    told = config.part("rope_parameters")
+    of_layers = told is not None and layer_type is not None and isinstance(told.entries.get(layer_type), dict)
+    if told is not None and not of_layers and config.has("rope_local_base_freq"):
+        raise config.refuse("rope_parameters", "those of full_attention and of sliding_attention")
+    if of_layers and name == "rope_scaling":
+        raise config.refuse(name, "none beside rope_parameters of each kind of layer")
+    found = told.part(layer_type) if of_layers else config.part(name)  # type: ignore[union-attr, arg-type]  # pyright: ignore
+    trained = "original_max_position_embeddings"
+    beside = {trained: config.entries[trained]} if config.has(trained) else {}
+    return name, Config({**({} if found is None else found.entries), **beside})
 
 
 _Factors = tuple[tuple[float, ...], float]

@@ -21,6 +21,7 @@ _UNSCALED: dict[str, Any] = {"scale": 1.0, "mask": True}
 @family("t5")
 def t5(config: Config) -> EncoderDecoderBlueprint:
     """Raffel et al. 2019, arXiv:1910.10683; with gates, Shazeer 2020, arXiv:2002.05202."""
+    config = config.with_names(hidden_size="d_model", num_attention_heads="num_heads", num_hidden_layers="num_layers", head_dim="d_kv")
     config.architecture("T5ForConditionalGeneration")
     hidden, vocabulary = config.size("d_model"), config.size("vocab_size")
     encoder, decoder, memory = list[Part](), list[Part](), list[Product]()

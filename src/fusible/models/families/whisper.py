@@ -19,6 +19,8 @@ _EPS = 1e-5
 @family("whisper")
 def whisper(config: Config) -> EncoderDecoderBlueprint:
     """Radford et al. 2022, arXiv:2212.04356."""
+    of_encoder = {"num_attention_heads": "encoder_attention_heads", "num_key_value_heads": "encoder_attention_heads"}
+    config = config.with_names(hidden_size="d_model", num_hidden_layers="encoder_layers", **of_encoder)
     config.architecture("WhisperForConditionalGeneration")
     hidden, vocabulary = config.size("d_model"), config.size("vocab_size")
     first, second, rows = (f"model.encoder.{name}" for name in ("conv1", "conv2", "embed_positions.weight"))
