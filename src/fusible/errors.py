@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from numbers import Integral
 
 __all__ = [
     "ArgumentError",
@@ -29,6 +30,7 @@ __all__ = [
     "ValuesError",
     "check_callable",
     "check_class",
+    "check_integer",
     "check_number",
     "check_path",
     "check_switch",
@@ -67,6 +69,14 @@ def check_number(value: float, of: str, *, least: float | None = None, below: fl
         raise DTypeError(expected(wanted, of=of, got=f"a {type(value).__name__} that is none", do="pass such a number")) from error
     if not (math.isfinite(number) and (least is None or number >= least) and (below is None or number < below)):
         raise ArgumentError(expected(wanted, of=of, got=value, do="pass such a number"))
+
+
+def check_integer(value: object, of: str, *, least: int) -> None:
+    """Raise ``DTypeError`` unless ``value`` is an integer, which True is not, ``ArgumentError`` unless it is at ``least`` that."""
+    integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not integer or int(value) < least:  # pyright: ignore[reportArgumentType]
+        error = ArgumentError if integer else DTypeError
+        raise error(expected(f"an integer of at least {least}", of=of, got=_short(value), do="pass one"))
 
 
 def check_callable(value: object, of: str, *, optional: bool = False) -> None:

@@ -245,3 +245,31 @@ def _scales(weight: torch.Tensor, scheme: Any) -> dict[str, torch.Tensor]:
         return {"weight_scale": torch.exp2(torch.floor(torch.log2(amax / largest)))}
     whole = 2688.0 / weight.abs().amax().reshape(1)
     return {"weight_scale": (amax / largest * whole).to(torch.float8_e4m3fn).float(), "weight_global_scale": whole}
+
+
+def t5() -> Any:
+    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 1, "num_heads": 4}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=256, decoder_start_token_id=0, **sizes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [llama, t5])
+@pytest.mark.parametrize("name", FORMATS)
+def test_transformers_computes_with_what_is_written(name: str, make: Callable[[], Any], dtype: torch.dtype, tmp_path: Path) -> None:
+    """Of a model in any dtype, loaded as it is and in fp32, with nothing said of its quantization."""
+    torch.manual_seed(0)
+    model, tokens = make().to(dtype).eval(), torch.randint(3, 256, (2, 12))
+    call = {"input_ids": tokens} | ({"decoder_input_ids": tokens} if make is t5 else {})
+    model.save_pretrained(tmp_path / "model")
+    quantize_checkpoint(tmp_path / "model", tmp_path / name, name)
+    checkpoint = open_checkpoint(tmp_path / name)
+    with torch.no_grad():
+        for each in checkpoint.weights:
+            model.get_parameter(each).copy_(checkpoint[each].dequantize(dtype=dtype))
+        wanted = model.float()(**call).logits
+        for asked in (None, torch.float32):
+            found = type(model).from_pretrained(tmp_path / name, **({} if asked is None else {"dtype": asked})).eval()
+            assert found.dtype is (asked or dtype)
+            logits = found(**call).logits.float()
+            bound = 2**-4 if name in ("fp8", "block") or asked is None else 2**-6  # activations of FP8 are rounded too, and others to the dtype
+            assert (logits - wanted).norm() < bound * wanted.norm()

@@ -86,7 +86,12 @@ BAD = {
     "a format that is none": (["--formats", "bf16,int3"], "--formats: expected bf16, fp8"),
     "a window of nothing": (["--window", "0"], "--window: expected at least 1, got 0"),
     "a window beyond the context": (["--window", "200"], "--window: expected at most 128, the context of the model, got 200"),
-    "a text that is too short": (["--window", "128", "--tokens", "100"], "the text: expected more than 128 tokens"),
+    "fewer tokens than a window has": (
+        ["--window", "128", "--tokens", "100"],
+        "--tokens: expected at least 128, the tokens of a window, got 100; give",
+    ),
+    "a text that is too short": (["--window", "401"], "--text: expected more than 401 tokens, a window, got 400 tokens; give a longer text"),
+    "nowhere to write": (["--overwrite"], "--overwrite: expected --out beside it, got none"),
 }
 
 
@@ -105,5 +110,7 @@ def test_a_text_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.Capt
     text.write_bytes(b"abc\xff")
     assert main(["evaluate", str(folder), "--text", str(text)]) == 2
     assert "--text: expected a text in UTF-8" in capsys.readouterr().err
-    assert main(["evaluate", str(folder), "--text", str(tmp_path / "none")]) == 2
-    assert "none" in capsys.readouterr().err
+    for place in ("none", "."):
+        assert main(["evaluate", str(folder), "--text", str(tmp_path / place)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"--text {tmp_path / place}: expected a ") and error.endswith("; name a text file.\n")

@@ -111,7 +111,7 @@ def test_choices_among_the_likeliest() -> None:
     [
         (("--bytes", "0"), "--bytes: expected at least 1, got 0"),
         (("--temperature", "-1"), "--temperature: expected a number of at least 0, got -1.0"),
-        (("--top-k", "0"), "--top-k: expected at least 1, got 0"),
+        (("--top-k", "0"), "--top-k: expected an integer of at least 1, got 0"),
         (("--prompt", ""), "--prompt: expected at least one byte, got none"),
         (("--recipe", "current"), "--recipe: expected one of bf16, delayed, got current"),
         (("--page-size", "0"), "page_size of KVCache: expected an integer of at least 1 or None, got 0"),

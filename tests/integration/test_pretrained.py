@@ -13,7 +13,7 @@ from convert_families import WORDS
 from pretrained_models import DECODERS, FAMILIES, drawn, given, reference, saved, told
 
 import fusible
-from fusible.errors import CheckpointError
+from fusible.errors import CheckpointError, DTypeError, OutOfRangeError
 from fusible.models import from_config, from_pretrained, parts, save_pretrained
 from fusible.models.checkpoints import open_checkpoint, write_checkpoint
 from fusible.models.families import Config, blueprint_of
@@ -343,6 +343,36 @@ def test_quantized_weights_are_not_saved_as_if_they_were_plain(tmp_path: Path) -
     with pytest.raises(fusible.errors.ArgumentError, match="a model to save: expected plain parameters, got a Float8Tensor"):
         save_pretrained(model, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+def test_objects_of_transformers_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    theirs = reference("llama")
+    with pytest.raises(
+        DTypeError, match=r"^config of from_config: expected entries, or the path of a config.json, got a LlamaConfig; pass config.to_"
+    ):
+        from_config(theirs.config)  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match=r"^config of from_config: expected entries, .*, got a int; pass a dict, or a path\.$"):
+        from_config(3)  # type: ignore[arg-type]
+    with pytest.raises(
+        DTypeError, match=r"^model of save_pretrained: expected a model of from_pretrained or from_config, got a LlamaForCausalLM; call"
+    ):
+        save_pretrained(theirs, tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5"])
+def test_what_are_no_tokens_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    model, (inputs, *others) = from_pretrained(saved(name, tmp_path)), given(name)[0]
+    for wrong, got in ((inputs.float(), "one of torch.float32"), (inputs.bool(), "one of torch.bool"), (inputs.tolist(), "a list")):
+        for given_to in ("encoder", "decoder") if others else ("it",):
+            arguments = [wrong, *others] if given_to != "decoder" else [inputs, wrong]
+            if others and given_to == "encoder" and isinstance(wrong, list):
+                continue  # which generate takes, and a call does not
+            with pytest.raises(DTypeError, match=rf"^tokens of .*: expected a tensor of int64, got {got}; give what"):
+                model(*arguments)
+    for token in (WORDS, -1):
+        with pytest.raises(OutOfRangeError, match=rf"^a token: expected one from 0 to {WORDS - 1}, got {token}; use the tokenizer of this model\.$"):
+            model(inputs.clone().index_fill_(1, torch.tensor([2]), token), *others)
 
 
 def _as_older_files_say(name: str) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def test_weights_that_are_held_in_a_format_are_its_values(name: str, held: str, 
 
 def test_a_recipe_leaves_what_is_quantized(tmp_path: Path) -> None:
     folder, _ = written(tmp_path, "tiles")
-    ours, other = from_pretrained(folder), from_pretrained(folder, fusible.Float8CurrentScaling())
+    ours, other = from_pretrained(folder), from_pretrained(folder, fusible.Float8BlockScaling())
     assert fusible.parameter_bytes(ours) == fusible.parameter_bytes(other)
     assert [type(p) for p in ours.parameters()] == [type(p) for p in other.parameters()]
 

@@ -13,7 +13,7 @@ from test_evaluate import with_tokenizer
 from test_pretrained import FP32, close
 
 from fusible.cli import main
-from fusible.errors import ArgumentError, ShapeError
+from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.models import EncoderDecoderModel, from_config, from_pretrained, save_pretrained
 from fusible.models.checkpoints import open_checkpoint, write_checkpoint
 from fusible.models.generation import Sampling
@@ -144,7 +144,15 @@ def test_calls_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
         (lambda: model(features, tokens, ONE), ArgumentError, "a call of a model that hears: expected features alone, got seq_lens"),
         (lambda: model(features, drawn(2, 65)), ArgumentError, "a sequence: expected at most 64 tokens, got 65"),
         (lambda: model.generate(features, 64), ArgumentError, "prompts and max_tokens: expected at most 64 tokens, the context of the model, got 65"),
-        (lambda: model.generate(features, 0), ArgumentError, "max_tokens: expected at least 1, got 0"),
+        (lambda: model.generate(features, 0), ArgumentError, "max_tokens: expected an integer of at least 1, got 0"),
+        (lambda: model.generate(features, 2.5), DTypeError, "max_tokens: expected an integer of at least 1, got 2.5"),
+        (lambda: model.generate([1, 2], 4), DTypeError, "inputs of generate: expected a list of tokens for each text, got 1"),
+        (
+            lambda: model.generate(features, 4, prompts=["ab", "c"]),
+            DTypeError,
+            "prompts of generate: expected a list of tokens for each text, got 'ab'",
+        ),
+        (lambda: model.generate(features, 4, 0.5), DTypeError, "sampling: expected a Sampling, or one for each prompt, got a float"),
         (lambda: model.generate(features, 4, prompts=[[1]]), ShapeError, "prompts: expected 2, as there are inputs, got 1"),
         (lambda: model.generate(features, 4, [Sampling(0)] * 3), ShapeError, "sampling: expected 2, as there are inputs, got 3"),
         (lambda: model.generate(features, 4, prompts=[[1], []]), ArgumentError, "a prompt: expected at least one token, got none"),

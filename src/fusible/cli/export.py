@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from fusible.cli.weight_formats import recipe_of_format
 from fusible.errors import ArgumentError, BackendError, expected
 from fusible.files import replaced
 from fusible.models import export_onnx, export_program, from_pretrained
-from fusible.models.weight_formats import weight_recipe
 
 __all__ = ["export"]
 
@@ -30,7 +30,7 @@ def export(arguments: argparse.Namespace) -> int:
         raise ArgumentError(expected(f"a name that ends with {suffix}", of="--out", got=repr(arguments.out), do="name it so, or choose another --to"))
     if arguments.opset is not None and write is not _onnx:
         raise ArgumentError(expected("--to onnx beside it", of="--opset", got=f"--to {arguments.to}", do="leave it out"))
-    recipe = None if arguments.format is None else weight_recipe(arguments.format)
+    recipe = recipe_of_format(arguments.directory, arguments.format)
     write(from_pretrained(arguments.directory, recipe, dtype=dtype), out, arguments.opset)
     written = sum(path.stat().st_size for path in (out, out.with_name(f"{out.name}.data")) if path.exists())
     print(f"{out}: {written / 1e6:,.1f} MB.")

@@ -11,7 +11,7 @@ from torch import nn
 from fusible.errors import ArgumentError, expected
 from fusible.models.parts import Blueprint, stored_in
 from fusible.models.pretrained_model import Example, PretrainedModel
-from fusible.models.tokens import check_places, check_tokens, example_tokens, places_behind, places_of
+from fusible.models.tokens import check_places, check_tokens, example_tokens, places_behind, places_of, rows_of_tokens
 from fusible.models.tying import stored_head
 from fusible.pytorch import KVCache, Recipe, Sequential
 
@@ -91,7 +91,7 @@ class LanguageModel(PretrainedModel):
             return self._capped(self.head(last)).float()
 
     def _embed(self, tokens: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
-        x = self.embedding(tokens)
+        x = rows_of_tokens(self.embedding, tokens)
         if self.blueprint.embedding_scale != 1.0:
             x = x * torch.tensor(
                 self.blueprint.embedding_scale, dtype=x.dtype, device="cpu"

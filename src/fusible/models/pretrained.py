@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.errors import ArgumentError, CheckpointError, DTypeError, expected
 from fusible.models.assembly import Read, Seeded, assembled
 from fusible.models.checkpoints import Checkpoint, open_checkpoint, write_checkpoint
 from fusible.models.checkpoints.checkpoint import read_config
@@ -17,11 +17,13 @@ from fusible.models.families import Config, blueprint_of, check_causal
 from fusible.models.language_model import LanguageModel
 from fusible.models.older_names import with_older_names
 from fusible.models.pretrained_model import PretrainedModel
+from fusible.models.stored_formats import StoredFormats, stored_formats
 from fusible.models.transformer_engine import OfTransformerEngine, is_of_transformer_engine
+from fusible.models.weight_formats import format_of_recipe
 from fusible.pytorch import Recipe
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["from_config", "from_pretrained", "language_model_from", "new_language_model", "save_pretrained"]
+__all__ = ["from_config", "from_pretrained", "language_model_from", "new_language_model", "save_pretrained", "stored_formats_in"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _QUANTIZATION = "quantization_config"
@@ -39,12 +41,13 @@ def from_pretrained(
     ``EncoderDecoderModel``, as its family has it.
 
     ``dtype``: of activations, and of parameters that are not quantized; None for the checkpoint's. ``recipe``: the weights of the blocks' products
-    are held as its number format alone, and activations stay in ``dtype``; heads, norms, routers and experts stay as they are. Weights that the
-    checkpoint has quantized stay what they are, but for those of experts, which become ``dtype``. ``trainable``: parameters are of ``dtype``, get
-    gradients, and the model computes under ``recipe``. Decoder layers may be those of ``te.TransformerLayer`` (``from_transformer_engine``).
+    and experts are held as its number format alone, and activations stay in ``dtype``; heads, norms and routers stay as they are. Weights that the
+    checkpoint has quantized stay what they are, but for those of experts by which no layer multiplies at once, which become ``dtype``; where all are
+    in another format than the recipe's, it is refused. ``trainable``: parameters are of ``dtype``, get gradients, and the model computes under
+    ``recipe``. Decoder layers may be those of ``te.TransformerLayer`` (``from_transformer_engine``).
 
     Raises ``CheckpointError`` for a family that is not known, for entries of the configuration that it is not made with, and for parameters that are
-    missing or of other shapes; ``FileError`` for what cannot be read.
+    missing or of other shapes; ``ArgumentError`` for a recipe that no weight would take; ``FileError`` for what cannot be read.
     """
     checkpoint = open_checkpoint(directory)
     config = {name: value for name, value in checkpoint.config.items() if not (trainable and name == _QUANTIZATION)}
@@ -53,10 +56,21 @@ def from_pretrained(
     theirs = OfTransformerEngine.of(checkpoint, config) if is_of_transformer_engine(checkpoint.names) else None
     stored = theirs or with_older_names(checkpoint, blueprint.older)
     source = Read(stored, _checked(asked), torch.device(device), None if trainable else recipe, trainable)
+    if source.recipe is not None and checkpoint.weights:
+        do = "leave it out, or load the model that was quantized"
+        stored_formats(blueprint, source).check(format_of_recipe(source.recipe), of="recipe of from_pretrained", do=do)
     model = assembled(config, blueprint, source, recipe if trainable else None)
     if theirs is not None:
         theirs.check_read()
     return model
+
+
+def stored_formats_in(directory: str | PathLike[str]) -> StoredFormats:
+    """In which number formats ``directory`` has the weights that the recipe of ``from_pretrained`` is for. Raises ``CheckpointError`` for a family
+    that is not known, and for what is wrong with the files."""
+    checkpoint = open_checkpoint(directory)
+    blueprint = blueprint_of(Config(checkpoint.config))
+    return stored_formats(blueprint, Read(with_older_names(checkpoint, blueprint.older), torch.bfloat16, torch.device("cpu"), None, False))
 
 
 def from_config(
@@ -72,6 +86,9 @@ def from_config(
     Matrices are normal with the deviation ``initializer_range``, or Whisper's ``init_std`` (default: 0.02), by ``seed`` alone; norms change nothing,
     and biases are 0. Raises what ``from_pretrained`` raises of a configuration.
     """
+    if not isinstance(config, Mapping | str | PathLike):
+        do = "pass config.to_dict()" if hasattr(config, "to_dict") else "pass a dict, or a path"
+        raise DTypeError(expected("entries, or the path of a config.json", of="config of from_config", got=f"a {type(config).__qualname__}", do=do))
     entries = dict(config) if isinstance(config, Mapping) else _entries(Path(config))
     asked = Config(entries)
     deviation = asked.number("initializer_range", asked.number("init_std", 0.02))
@@ -100,8 +117,11 @@ def save_pretrained(model: PretrainedModel, directory: str | PathLike[str], *, f
     """Write ``config.json`` and the parameters, by the names of the family, as transformers reads them; ``files``: others to copy, by name.
 
     The directory appears when all of it is on the disk. Raises ``FileError`` where there is one already, and ``ArgumentError`` for a model whose
-    weights are held in 8 or 4 bits, which ``fusible quantize`` writes.
+    weights are held in 8 or 4 bits, which ``fusible quantize`` writes; ``DTypeError`` for one that is none of Fusible's.
     """
+    if not isinstance(model, PretrainedModel):
+        wanted, do = "a model of from_pretrained or from_config", "call save_pretrained of its own"
+        raise DTypeError(expected(wanted, of="model of save_pretrained", got=f"a {type(model).__qualname__}", do=do))
     quantized = next((type(p).__name__ for p in model.parameters() if isinstance(p, QuantizedTensor)), None)
     if quantized is not None:
         do = "save the model that it was made from, and convert that by fusible quantize"

@@ -9,17 +9,47 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, OutOfRangeError, ShapeError, expected
 from fusible.models.parts import Weights
 from fusible.models.pretrained_model import Example
 
-__all__ = ["TokenEmbedding", "Tokens", "check_places", "check_tokens", "example_tokens", "places_behind", "places_of", "table_of"]
+__all__ = [
+    "TokenEmbedding",
+    "Tokens",
+    "check_are_tokens",
+    "check_places",
+    "check_tokens",
+    "example_tokens",
+    "places_behind",
+    "places_of",
+    "rows_of_tokens",
+    "table_of",
+]
 
 _ROWS, _TOKENS = 2, 8
 
 
+def check_are_tokens(tokens: object, of: str) -> None:
+    """Raise ``DTypeError`` for anything but a tensor of integers."""
+    if not isinstance(tokens, torch.Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        got = f"one of {tokens.dtype}" if isinstance(tokens, torch.Tensor) else f"a {type(tokens).__qualname__}"
+        raise DTypeError(expected("a tensor of int64", of=f"tokens of {of}", got=got, do="give what the model's tokenizer makes, as a tensor"))
+
+
+def rows_of_tokens(table: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+    """The row of ``table`` for each token. Raises ``OutOfRangeError`` for one that has none, where the device tells; a GPU ends the process."""
+    try:
+        return table(tokens)
+    except IndexError:
+        count = table.num_embeddings
+        wrong = tokens[(tokens < 0) | (tokens >= count)][0].item()
+        do = "use the tokenizer of this model"
+        raise OutOfRangeError(expected(f"one from 0 to {count - 1}", of="a token", got=wrong, do=do)) from None
+
+
 def check_tokens(tokens: torch.Tensor, seq_lens: torch.Tensor | None, of: str) -> None:
-    """Raise ``ShapeError`` for tokens that are neither ``[batch, seq]`` nor ``[tokens]`` with the lengths of sequences."""
+    """Raise ``ShapeError`` for tokens that are neither ``[batch, seq]`` nor ``[tokens]`` with the lengths of sequences, ``DTypeError`` for others."""
+    check_are_tokens(tokens, of)
     if tokens.dim() != 2 and (tokens.dim() != 1 or seq_lens is None):
         wanted = "[batch, seq], or [tokens] with seq_lens"
         raise ShapeError(expected(wanted, of=f"tokens of {of}", got=list(tokens.shape), do="give a row of tokens per sequence"))
@@ -110,7 +140,7 @@ class TokenEmbedding(nn.Module):
 
     def rows(self, tokens: torch.Tensor, places: torch.Tensor | None, token_types: torch.Tensor | None = None) -> torch.Tensor:
         """The rows of ``tokens`` at ``places``, which a model without positions does not need."""
-        x = self.words(tokens)
+        x = rows_of_tokens(self.words, tokens)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(tokens) if token_types is None else token_types)
         if self.positions is not None and places is not None:

@@ -238,7 +238,7 @@ def test_requests_that_could_never_end_are_refused(model: TinyModel) -> None:
         (lambda: engine.add(Request((1,) * 11, 10, GREEDY)), "prompt and max_tokens: expected at most 20 tokens in all, got 11 tokens of the prompt"),
         (lambda: engine.add(Request((1, 256), 2, GREEDY)), "prompt: expected tokens from 0 to 255, got 256"),
         (lambda: Request((), 2), "prompt: expected at least one token"),
-        (lambda: Request((1,), 0), "max_tokens: expected at least 1, got 0"),
+        (lambda: Request((1,), 0), "max_tokens: expected an integer of at least 1, got 0"),
         (lambda: Engine(model, capacity=300), "capacity: expected at most 256, the context of the model, got 300"),
         (lambda: Engine(model, tokens_per_step=0), "tokens_per_step: expected at least 1"),
     ]:

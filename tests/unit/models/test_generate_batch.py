@@ -7,7 +7,7 @@ import torch
 from tiny_language_models import BrokenModel, TinyModel
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, ValuesError
-from fusible.models.generation import Sampling, generate
+from fusible.models.generation import Request, Sampling, generate
 
 PROMPTS = [[5, 6, 7, 8], [9], [10, 11]]
 
@@ -52,6 +52,19 @@ def test_mistakes_are_one_sentence(model: TinyModel) -> None:
         (DTypeError, r"prompts: expected int64 \[batch, seq\]", lambda: generate(model, torch.ones(1, 3), 3)),
         (ShapeError, "attention_mask: expected", lambda: generate(model, torch.ones(1, 2, dtype=torch.int64), 3, attention_mask=mask)),
         (ArgumentError, "prompt: expected at least one token", lambda: generate(model, [[]], 3)),
+        (DTypeError, "prompts of generate: expected a list of tokens for each text, got 1; give a list of such", lambda: generate(model, [1, 2], 3)),
+        (DTypeError, "prompts of generate: expected a list of tokens for each text, got 'ab'; encode it", lambda: generate(model, ["ab"], 3)),
+        (DTypeError, "prompts of generate: expected tokens, which are integers, got True", lambda: generate(model, [[True]], 3)),
+        (DTypeError, "prompts of generate: expected tokens, which are integers, got 'a'", lambda: generate(model, [["a"]], 3)),
+        (DTypeError, "prompt: expected tokens, which are integers, got 1.0", lambda: Request((1.0,), 3)),
+        (DTypeError, "sampling: expected a Sampling, or one for each prompt, got a float; give", lambda: generate(model, PROMPTS, 3, 0.5)),
+        (DTypeError, "sampling: expected a Sampling, .*, got a dict", lambda: generate(model, PROMPTS, 3, [{}] * 3)),
+        (DTypeError, "sampling: expected a Sampling, .*, got a NoneType", lambda: Request((1,), 3, None)),
+        (DTypeError, "max_tokens: expected an integer of at least 1, got 2.5; pass one", lambda: generate(model, PROMPTS, 2.5)),
+        (DTypeError, "max_tokens: expected an integer of at least 1, got True; pass one", lambda: generate(model, PROMPTS, True)),
+        (ArgumentError, "max_tokens: expected an integer of at least 1, got 0; pass one", lambda: generate(model, PROMPTS, 0)),
+        (DTypeError, "logprobs: expected an integer of at least 0, got 'all'; pass one", lambda: Request((1,), 3, logprobs="all")),
+        (DTypeError, "the model that generates: expected a model with .*, got a Linear without", lambda: generate(torch.nn.Linear(1, 1), [[1]], 3)),
         (ArgumentError, "capacity: expected at most 256", lambda: generate(model, [[1]], 256)),
         (ValuesError, "the model: expected finite logits, got NaN or infinity after prompt 1", lambda: generate(BrokenModel(poison=9), PROMPTS, 3)),
     ]:

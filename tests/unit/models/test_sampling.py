@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from transformers.generation.logits_process import (
@@ -12,7 +17,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from fusible.errors import ArgumentError
+from fusible.errors import ArgumentError, DTypeError
 from fusible.models.generation.sampling import Sampler, Sampling, _kept, choose_tokens
 
 SEEN = [3, 5, 3, 40, 7]
@@ -102,3 +107,19 @@ def test_wrong_parameters_are_one_sentence(wrong: dict) -> None:
     with pytest.raises(ArgumentError, match=f"^{name}: expected .*, got .*; .*") as caught:
         Sampling(**wrong)
     assert caught.value.argument == name
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Sampling)])
+def test_parameters_of_another_type_are_one_sentence(name: str) -> None:
+    integer = name in ("top_k", "seed")
+    others = [True, np.bool_(True), "1", [1], 1j, torch.tensor(1), *([1.0, 1.5, float("nan")] if integer else [None])]
+    for value in others:
+        with pytest.raises(DTypeError, match=rf"^{name}: expected (a|an) .*, got .*; .*\.$") as caught:
+            Sampling(**{name: value})
+        assert caught.value.argument == name
+    for value in (1, np.int64(1), *([None] if integer else [1.0, np.float32(1), Fraction(1, 1)])):
+        assert getattr(Sampling(**{name: value}), name) is value
+    out_of_range = {"temperature": [-0.1, math.inf, math.nan], "top_k": [0, -3], "repetition_penalty": [0, math.inf, math.nan], "seed": []}
+    for value in out_of_range.get(name, [-0.1, 1.1, math.nan]):
+        with pytest.raises(ArgumentError, match=rf"^{name}: expected"):
+            Sampling(**{name: value})

@@ -14,9 +14,10 @@ from fusible.cli.run_options import RunOptions
 from fusible.cli.training.options import BLOCKS, RECIPES
 from fusible.errors import ArgumentError, expected
 
-__all__ = ["BASE_FORMATS", "FinetuneOptions", "OWN"]
+__all__ = ["AS_IS", "BASE_FORMATS", "FinetuneOptions", "OWN"]
 
-BASE_FORMATS = ("as-is", "fp8", "block", "mxfp8", "nvfp4", "mxfp4")
+AS_IS = "as-is"
+BASE_FORMATS = (AS_IS, "fp8", "block", "mxfp8", "nvfp4", "mxfp4")
 """What the frozen weights beneath adapters are held in: as the checkpoint has them, or in a number format."""
 
 _PATHS = ("model", "tokenizer", "data", "eval_data")
@@ -67,7 +68,7 @@ class FinetuneOptions(RunOptions):
     lora: int = 0
     lora_alpha: float | None = None
     lora_targets: tuple[str, ...] = ()
-    base_format: str = "as-is"
+    base_format: str = AS_IS
     merge: bool = False
     device: str = "cpu"
 
@@ -107,7 +108,7 @@ class FinetuneOptions(RunOptions):
             raise ArgumentError(expected(f"one of {', '.join(BASE_FORMATS)}", of="--base-format", got=got, do="name one of these"))
         if len(set(self.lora_targets)) != len(self.lora_targets):
             raise ArgumentError(expected("different names", of="--lora-targets", got=",".join(self.lora_targets), do="name each once"))
-        without = {"lora_alpha": None, "lora_targets": (), "base_format": "as-is", "merge": False}
+        without = {"lora_alpha": None, "lora_targets": (), "base_format": AS_IS, "merge": False}
         needing_adapters = [name for name, value in without.items() if getattr(self, name) != value]
         if needing_adapters and not self.lora:
             raise ArgumentError(expected("--lora with it", of=self.flag(needing_adapters[0]), got="none", do="give --lora RANK, or leave it out"))
@@ -132,7 +133,18 @@ class FinetuneOptions(RunOptions):
         values = cls.read(arguments)
         if "data" not in values:
             raise ArgumentError(expected("--data with it", of="--model", got="none", do=f"name files of {', '.join(KINDS)}"))
-        return cls(**values)._with_decay()
+        options = cls(**values)._with_decay()
+        options._check_used(values)
+        return options
+
+    def _check_used(self, given: Mapping[str, Any]) -> None:
+        """Raise ``ArgumentError`` for an option that was ``given`` and changes nothing beside the others. A saved run may have such a one."""
+        if "eval_share" in given and self.eval_data:
+            raise ArgumentError(expected("no --eval-data beside it", of="--eval-share", got="some", do="leave one of them out"))
+        if self.eval_every and not self.eval_data and not self.eval_share:
+            raise ArgumentError(
+                expected("something that is held out", of="--eval-every", got="--eval-share 0", do="give --eval-data, or leave it out")
+            )
 
     def _with_decay(self) -> Self:
         """With ``decay_steps`` as a number, so that a run that is resumed for more steps keeps its learning rates."""

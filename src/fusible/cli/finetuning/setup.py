@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from fusible.cli.devices import device_named
-from fusible.cli.finetuning.options import FinetuneOptions
+from fusible.cli.finetuning.options import AS_IS, FinetuneOptions
 from fusible.cli.training.model import RECIPES_BY_NAME
+from fusible.cli.weight_formats import recipe_of_format
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.files import parse_json, read_file
 from fusible.models import LanguageModel
@@ -18,7 +19,6 @@ from fusible.models.checkpoints import open_checkpoint
 from fusible.models.pretrained import language_model_from, new_language_model
 from fusible.models.text import Tokenizer
 from fusible.models.training import add_adapters, fingerprint
-from fusible.models.weight_formats import WEIGHT_FORMATS
 
 __all__ = ["base_files", "check_model", "load_model", "new_model"]
 
@@ -41,7 +41,7 @@ def new_model(options: FinetuneOptions) -> LanguageModel:
             raise CheckpointError(expected("an object", of=f"--model {options.model}", got=got, do="name a config.json"))
         return new_language_model(entries, recipe, dtype=dtype, device=device, seed=options.seed)
     if options.lora:
-        base_recipe = WEIGHT_FORMATS.get(options.base_format)
+        base_recipe = recipe_of_format(options.model, None if options.base_format == AS_IS else options.base_format, "--base-format")
         model = language_model_from(options.model, base_recipe, dtype=dtype, device=device)
         model.recipe = recipe
         add_adapters(model, options.lora, options.alpha, options.lora_targets, seed=options.seed)

@@ -38,6 +38,8 @@ def continue_prompts(arguments: argparse.Namespace) -> int:
         raise ArgumentError(expected("at least one character", of=of, got="none", do="give a text"))
     if encodes_text(Path(arguments.folder)):
         return write_texts(arguments, prompts, count, stop)
+    if arguments.system is not None and not arguments.chat:
+        raise ArgumentError(expected("--chat beside it", of="--system", got="none", do="give --chat, or leave it out"))
     loaded = load_text_model(Path(arguments.folder), arguments.format, arguments.device or "cpu", arguments.executor)
     sampling = sampling_of(arguments, default_sampling(loaded.generation, _TEMPERATURE))
     tokens = [_tokens(loaded, prompt, arguments) for prompt in prompts]

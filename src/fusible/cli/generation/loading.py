@@ -11,10 +11,11 @@ import torch
 
 from fusible.cli.devices import device_named
 from fusible.cli.generation.sizes import bytes_per_token, pages_within
-from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.cli.weight_formats import recipe_of_format
+from fusible.errors import ArgumentError, CheckpointError, DTypeError, expected
 from fusible.machine import available_memory, resident_memory
 from fusible.models.blueprints import EncoderDecoderBlueprint
-from fusible.models.families import FAMILIES, Config, blueprint_of
+from fusible.models.families import FAMILIES, Config, blueprint_of, check_causal
 from fusible.models.generation import Engine, NextTokenModel, Sampling
 from fusible.models.pretrained import language_model_from
 from fusible.models.text import ChatTemplate, Tokenizer
@@ -55,10 +56,9 @@ def encodes_text(folder: Path) -> bool:
 
 def load_language_model(folder: Path, format: str | None = None, device: torch.device | str = "cpu", executor: str | None = None) -> NextTokenModel:
     """The model in ``folder``, its weights held in ``format``, one of ``WEIGHT_FORMATS``; None for as they are. ``executor``: None for eager."""
-    if format is None:
-        model = language_model_from(folder, device=device)
-    else:
-        model = language_model_from(folder, weight_recipe(format), dtype=torch.bfloat16, device=device)
+    check_causal(read_config(folder, "config.json"), f"DIR {folder}")
+    recipe = recipe_of_format(folder, format)
+    model = language_model_from(folder, recipe, dtype=None if format is None else torch.bfloat16, device=device)
     return model if executor is None else model.compile(executor)
 
 
@@ -83,15 +83,16 @@ def default_sampling(generation: Mapping[str, Any], temperature: float) -> Sampl
         value = generation.get(name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else default
 
+    top_k = number("top_k", 0)
     try:
         return Sampling(
             number("temperature", temperature),
-            int(number("top_k", 0)) or None,
+            (int(top_k) if top_k % 1 == 0 else top_k) or None,  # pyright: ignore[reportArgumentType] - a fraction is refused there
             number("top_p", 1.0),
             number("min_p", 0.0),
             number("repetition_penalty", 1.0),
         )
-    except ArgumentError as error:
+    except (ArgumentError, DTypeError) as error:
         raise CheckpointError(f"generation_config.json: {error}") from None
 
 
@@ -116,6 +117,9 @@ def make_engine(
     capacity, page_size = capacity or context, page_size or 16
     cache = loaded.model.new_cache(1, 1)
     token_bytes = bytes_per_token(loaded.config, cache.dtype.itemsize)
+    if max_memory is not None and token_bytes is None:
+        wanted, do = "a config.json that tells what a token's keys and values take", "leave it out"
+        raise ArgumentError(expected(wanted, of="--max-memory", got="one that does not", do=do))
     if pages is None and token_bytes is not None:
         room = int(_SHARE.get(cache.device.type, _SHARE_OF_OTHERS) * _free(cache.device)) if max_memory is None else max_memory - _taken(cache.device)
         pages = pages_within(room, token_bytes, sequences=sequences, capacity=capacity, page_size=page_size)

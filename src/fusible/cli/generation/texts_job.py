@@ -15,12 +15,12 @@ from fusible.cli.devices import device_named
 from fusible.cli.generation.loading import default_sampling
 from fusible.cli.generation.options import sampling_of
 from fusible.cli.generation.printing import TextColumns
+from fusible.cli.weight_formats import recipe_of_format
 from fusible.errors import ArgumentError, expected
 from fusible.models.encoder_decoder_model import EncoderDecoderModel
 from fusible.models.pretrained import from_pretrained
 from fusible.models.text import TextStream, Tokenizer
 from fusible.models.text.config_files import read_config
-from fusible.models.weight_formats import weight_recipe
 from fusible.pytorch import parameter_bytes
 
 __all__ = ["write_texts"]
@@ -36,7 +36,7 @@ def write_texts(arguments: argparse.Namespace, prompts: Sequence[str], count: in
             of, got = f"--{name.replace('_', '-')}", "one that encodes the prompt"
             raise ArgumentError(expected("a model that goes on from its prompt", of=of, got=got, do="leave it out"))
     folder = Path(arguments.folder)
-    recipe, dtype = (None, None) if arguments.format is None else (weight_recipe(arguments.format), torch.bfloat16)
+    recipe, dtype = recipe_of_format(folder, arguments.format), None if arguments.format is None else torch.bfloat16
     device, tokenizer = device_named(arguments.device or "cpu"), Tokenizer.from_folder(folder)
     sampling = sampling_of(arguments, default_sampling(read_config(folder, "generation_config.json"), _TEMPERATURE))
     tokens = [tokenizer.encode(prompt) for prompt in prompts]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 from fusible.cli.serving.errors import invalid
 
 __all__ = ["Body"]
+
+_SHOWN = 80
 
 
 class Body:
@@ -90,5 +93,6 @@ class Body:
 def _short(value: Any) -> str:
     """A value as a sentence has it."""
     if isinstance(value, list | dict):
-        return f"a list of {len(value)}" if isinstance(value, list) else "an object"
-    return str(value).lower() if isinstance(value, bool) else repr(value)[:80]
+        kind, text = ("a list of {}" if isinstance(value, list) else "an object of {} entries").format(len(value)), json.dumps(value)
+        return text if len(text) <= _SHOWN else kind
+    return str(value).lower() if isinstance(value, bool) else repr(value)[:_SHOWN]

@@ -27,6 +27,9 @@ def serve(arguments: argparse.Namespace) -> int:
     names = ("sequences", "context", "page_size", "pages", "tokens_per_step")
     check_counts({f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names})
     memory = None if arguments.max_memory is None else parse_size(arguments.max_memory, "--max-memory")
+    if memory is not None and arguments.pages is not None:
+        do = "give one of them: either says how much the keys and values take"
+        raise ArgumentError(expected("no --pages beside it", of="--max-memory", got=f"--pages {arguments.pages}", do=do))
     if not 0 <= arguments.port < 2**16:
         raise ArgumentError(expected("a number from 0 to 65535", of="--port", got=arguments.port, do="give another"))
     library("starlette", "serve")

@@ -15,6 +15,7 @@ __all__ = ["BF16_LAYERS", "BLOCKS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RE
 
 RECIPES = ("bf16", "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 FP8_RECIPES = ("delayed", "current", "mxfp8", "block")
+_QUANTIZING = (*FP8_RECIPES, "nvfp4")
 EXECUTORS = ("eager", "xla")
 BF16_LAYERS = ("first", "last", "head")
 FP8_FORMATS = ("hybrid", "e4m3")
@@ -121,7 +122,20 @@ class TrainOptions(RunOptions):
     @classmethod
     def from_command_line(cls, arguments: Mapping[str, Any]) -> Self:
         """The options among the command line's ``arguments`` (``recipe`` as one comma-separated string), with defaults for the others."""
-        return cls(**cls.read(arguments))
+        options = cls(**cls.read(arguments))
+        options._check_used(arguments)
+        return options
+
+    def _check_used(self, arguments: Mapping[str, Any]) -> None:
+        """Raise ``ArgumentError`` for an option of the command line that changes nothing beside the others. A saved run may have such a one."""
+        quantizing, fp8 = [set(self.recipes) & set(names) for names in (_QUANTIZING, FP8_RECIPES)]
+        for name, used, wanted, got in (
+            ("top_k", self.experts, "--experts beside it", "none"),
+            ("fp8_format", fp8, f"a --recipe of {any_of(FP8_RECIPES)}", ",".join(self.recipes)),
+            ("bf16_layers", quantizing, "a --recipe that quantizes", ",".join(self.recipes)),
+        ):
+            if name in arguments and not used:
+                raise ArgumentError(expected(wanted, of=self.flag(name), got=got, do="give it, or leave this out"))
 
     @classmethod
     def read(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Layout:
         )
         layout = cls(tensor, context, data, way, sequence, shard, stages, arguments.get("microbatches", stages), experts)
         needs = ("--sequence-parallel", sequence, tensor, "tensor"), ("--shard-parameters", shard, data, "data")
-        needs += (("--microbatches", "microbatches" in arguments, stages, "pipeline"),)
+        needs += (("--microbatches", "microbatches" in arguments, stages, "pipeline"), ("--context-way", way != cls.way, context, "context"))
         for flag, on, count, along in needs:
             if on and count == 1:
                 raise ArgumentError(expected(f"--{along}-parallel of 2 at least", of=flag, got="1", do="give more processes, or leave it out"))

@@ -11,7 +11,8 @@ from fusible.errors import DTypeError, ShapeError, ValuesError, expected
 from fusible.models.generation.engine import Engine
 from fusible.models.generation.next_token_model import NextTokenModel
 from fusible.models.generation.request import Request
-from fusible.models.generation.sampling import Sampling
+from fusible.models.generation.sampling import Sampling, each_sampling
+from fusible.models.generation.token_rows import tokens_in
 
 __all__ = ["generate"]
 
@@ -38,8 +39,8 @@ def generate(
     ``sequences``: how many are computed at once (default: all, but no more than 32). Raises ``ArgumentError`` for prompts that do not fit in the
     model's context, ``ValuesError`` where the logits are no numbers.
     """
-    rows = _unpadded(prompts, attention_mask) if isinstance(prompts, Tensor) else [tuple(prompt) for prompt in prompts]
-    samplings = [sampling] * len(rows) if isinstance(sampling, Sampling) else list(sampling)
+    rows = _unpadded(prompts, attention_mask) if isinstance(prompts, Tensor) else [tokens_in(prompt, "prompts of generate") for prompt in prompts]
+    samplings = each_sampling(sampling, len(rows))
     if len(samplings) != len(rows):
         raise ShapeError(expected(f"one, or {len(rows)} as there are prompts", of="sampling", got=len(samplings), do="give one for each prompt"))
     ends = frozenset(stop_tokens)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, expected
-from fusible.models.generation.next_token_model import NextTokenModel
+from fusible.models.generation.next_token_model import NextTokenModel, check_next_token_model
 from fusible.models.generation.request import Ended, Event, Logprobs, Request
 from fusible.models.generation.sampling import Sampler, choose_tokens
 from fusible.models.generation.slots import Slots
@@ -81,6 +81,7 @@ class Engine:
         pages: int | None = None,
         tokens_per_step: int = 512,
     ) -> None:
+        check_next_token_model(model)
         self.capacity = model.context if capacity is None else capacity
         if self.capacity > model.context:
             wanted = f"at most {model.context}, the context of the model"

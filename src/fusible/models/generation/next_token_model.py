@@ -6,9 +6,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fusible.errors import DTypeError, expected
 from fusible.pytorch import KVCache
 
-__all__ = ["NextTokenModel"]
+__all__ = ["NextTokenModel", "check_next_token_model"]
 
 
 class NextTokenModel(Protocol):
@@ -30,3 +31,15 @@ class NextTokenModel(Protocol):
     def new_cache(self, sequences: int, capacity: int, page_size: int | None = None, pages: int | None = None) -> KVCache:
         """A cache for this model, of the type and on the device of its activations."""
         ...
+
+
+_NEEDED = ("vocabulary", "context", "next_logits", "new_cache")
+
+
+def check_next_token_model(model: object) -> None:
+    """Raise ``DTypeError`` for what is no ``NextTokenModel``."""
+    missing = [name for name in _NEEDED if not hasattr(model, name)]
+    if missing:
+        wanted, got = f"a model with {', '.join(_NEEDED)}", f"a {type(model).__qualname__} without {', '.join(missing)}"
+        do = "give one of fusible.from_pretrained, or call generate of its own"
+        raise DTypeError(expected(wanted, of="the model that generates", got=got, do=do))

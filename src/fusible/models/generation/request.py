@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fusible.errors import ArgumentError, expected
-from fusible.models.generation.sampling import Sampling
+from fusible.errors import ArgumentError, check_integer, expected
+from fusible.models.generation.sampling import Sampling, each_sampling
+from fusible.models.generation.token_rows import tokens_in
 
 __all__ = ["Ended", "Event", "Logprobs", "Request"]
 
@@ -30,8 +31,11 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ArgumentError(expected("at least one token", of="prompt", got="none", do="give a text to go on from"))
-        if self.max_tokens < 1:
-            raise ArgumentError(expected("at least 1", of="max_tokens", got=self.max_tokens, do="give a larger number"))
+        tokens_in(self.prompt, "prompt")
+        check_integer(self.max_tokens, "max_tokens", least=1)
+        if self.logprobs is not None:
+            check_integer(self.logprobs, "logprobs", least=0)
+        each_sampling([self.sampling], 1)
 
 
 @dataclass(frozen=True)

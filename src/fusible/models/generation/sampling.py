@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, DTypeError, expected
 
-__all__ = ["Sampler", "Sampling", "choose_tokens"]
+__all__ = ["Sampler", "Sampling", "choose_tokens", "each_sampling"]
 
 _CANDIDATES = 1024
 """So many of the likeliest tokens mostly have the mass of top-p among them. Sorting these alone takes a tenth of the time of a whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class _Domain:
+    """What a parameter of ``Sampling`` may be: of the ``kind``, no bool, and ``within`` a range that NaN is not in; or None where that is
+    ``optional``."""
+
+    wanted: str
+    kind: type[Real]
+    within: Callable[[Any], bool]
+    do: str
+    optional: bool = False
+
+    def check(self, name: str, value: object) -> None:
+        """Raise ``DTypeError`` for a value of another type, ``ArgumentError`` for one out of range."""
+        if value is None and self.optional:
+            return
+        typed = isinstance(value, self.kind) and not isinstance(value, bool)
+        if not typed or not self.within(value):
+            error = (ArgumentError if typed else DTypeError)(expected(self.wanted, of=name, got=repr(value), do=self.do))
+            error.argument = name
+            raise error
+
+
+_SHARE = _Domain("a number from 0 to 1", Real, lambda x: 0 <= x <= 1, "give another")
+_DOMAINS = {
+    "temperature": _Domain("a number of at least 0", Real, lambda x: 0 <= x < math.inf, "give e.g. 0.8"),
+    "top_k": _Domain("an integer of at least 1", Integral, lambda x: x >= 1, "leave it out for all tokens", optional=True),
+    "top_p": _SHARE,
+    "min_p": _SHARE,
+    "repetition_penalty": _Domain("a positive number", Real, lambda x: 0 < x < math.inf, "give 1 for none"),
+    "seed": _Domain("an integer", Integral, lambda x: True, "leave it out for another every time", optional=True),
+}
+"""By the names of the fields of ``Sampling``."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +73,8 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            _refuse("temperature", "a number of at least 0", self.temperature, "give e.g. 0.8")
-        if self.top_k is not None and self.top_k < 1:
-            _refuse("top_k", "at least 1", self.top_k, "give a larger number")
-        for name in ("top_p", "min_p"):
-            if not 0 <= getattr(self, name) <= 1:
-                _refuse(name, "a number from 0 to 1", getattr(self, name), "give another")
-        if not 0 < self.repetition_penalty < float("inf"):
-            _refuse("repetition_penalty", "a positive number", self.repetition_penalty, "give 1 for none")
+        for name, domain in _DOMAINS.items():
+            domain.check(name, getattr(self, name))
 
     def choose(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """int64 ``[sequences]`` from fp32 ``[sequences, vocabulary]``, all by this sampling, drawn by one ``generator``. Nothing is penalized."""
@@ -54,10 +83,15 @@ class Sampling:
         return torch.multinomial(_kept(logits, [self] * len(logits)).softmax(-1), 1, generator=generator).squeeze(-1)
 
 
-def _refuse(name: str, wanted: str, got: object, do: str) -> NoReturn:
-    error = ArgumentError(expected(wanted, of=name, got=got, do=do))
-    error.argument = name
-    raise error
+def each_sampling(sampling: Sampling | Sequence[Sampling], count: int) -> list[Sampling]:
+    """``sampling`` for each of ``count`` texts: one for all, or those given. Raises ``DTypeError`` for anything else."""
+    if isinstance(sampling, Sampling):
+        return [sampling] * count
+    wrong = [sampling] if not isinstance(sampling, Sequence) else [one for one in sampling if not isinstance(one, Sampling)]
+    if wrong:
+        wanted, do = "a Sampling, or one for each prompt", "give e.g. Sampling(temperature=0.8)"
+        raise DTypeError(expected(wanted, of="sampling", got=f"a {type(wrong[0]).__qualname__}", do=do))
+    return list(sampling)
 
 
 class Sampler:

@@ -48,6 +48,11 @@ _GROUPS: Mapping[WeightLayout, tuple[str, dict[str, Any], dict[str, Any] | None]
 """The format, weights and activations that a config is written with. Activations of NVFP4 would need a scale that only data can give, and those of
 MXFP4 few models bear: both stay in high precision (W4A16)."""
 
+_DEQUANTIZED = (MXFP8_ROWS, NVFP4_ROWS, MXFP4_ROWS)
+"""What transformers dequantizes as it loads, to the dtype of its model: these configs say ``dequantize``. It would at the first call else, by
+compressed-tensors (0.15) and to bf16, so that models in fp32 and fp16 failed; and T5 and its kin, whose initialization looks at ``weight`` of each
+layer, failed earlier at names like ``weight_packed``. Other readers do not look at the entry."""
+
 
 def _layouts(config: Config) -> Sequence[WeightLayout]:
     names: set[Any] = {config.get("format")}
@@ -64,7 +69,8 @@ def _written(layout: WeightLayout, modules: Sequence[str]) -> dict[str, Any]:
     form, weights, activations = _GROUPS[layout]
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None, "format": form}
     told = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", "config_groups": {"group_0": group}}
-    return {**told, "ignore": list(modules), "kv_cache_scheme": None}
+    dequantize = {"dequantize": True} if layout in _DEQUANTIZED else {}
+    return {**told, "ignore": list(modules), "kv_cache_scheme": None, **dequantize}
 
 
 COMPRESSED_TENSORS = Scheme(
