@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusible.compute_pipeline.inference import StateLayout, state_layout
+from fusible.compute_pipeline.inference import StateLayout, delayed_recipe, state_layout
 from fusible.compute_pipeline.plan import Plan, build_plan
 from fusible.compute_pipeline.request import PlanRequest
 from fusible.errors import DTypeError, expected
 from fusible.locks import Lock
 from fusible.ops import Op
+from fusible.quantized import Recipe
 
 __all__ = ["ComputePipeline"]
 
@@ -40,3 +41,7 @@ class ComputePipeline:
                     plan = self._plans[request] = build_plan(self.ops, request)
                     self.plans_built += 1
         return plan
+
+    def observes(self, recipe: Recipe | None) -> bool:
+        """Whether plans under ``recipe`` observe amaxes, as some of their tensors are under delayed scaling."""
+        return bool(self.state) and delayed_recipe(self.ops, recipe) is not None

@@ -94,6 +94,13 @@ def _draws_seed(name: str, training: Sequence[bool]) -> bool:
     return any("seed" in b.op.with_(training=mode).call_inputs for b, mode in zip(bound, training, strict=True))
 
 
+@trace_constant
+def _observes(name: str, context: str) -> bool:
+    """Whether a call for which gradients are enabled observes amaxes under an ``autocast``, though nothing wants a gradient."""
+    with no_dispatch():
+        return _runner_of(name).pipeline.observes(autocast_of(context).recipe)
+
+
 def traced_call(
     module: Any,
     part: int,
@@ -114,11 +121,12 @@ def traced_call(
     args = [tensor for tensor in parameters if not isinstance(tensor, QuantizedTensor)]
     training = [holder.training for holder, _ in holders]
     wanted = [t.requires_grad for t in (x, *args, *extra)] if torch.is_grad_enabled() else []  # pyright: ignore[reportOptionalMemberAccess]
-    if True not in wanted:
-        wanted = []
     name = _begin(module._handle, part, [holder._changes for holder, _ in holders])  # pyright: ignore[reportArgumentType]
+    key = context or current_autocast().key
+    if True not in wanted and (torch.compiler.is_exporting() or not _observes(name, key)):
+        wanted = []
     seed = torch.ops.fusible.pipeline_seed(name, device=torch.device("cpu")).to(x.device) if _draws_seed(name, training) else None
-    outputs = torch.ops.fusible.pipeline_forward(x, args, extra, seq_lens, seed, name, context or current_autocast().key, wanted)
+    outputs = torch.ops.fusible.pipeline_forward(x, args, extra, seq_lens, seed, name, key, wanted)
     return outputs[:-1] if wanted else outputs
 
 
@@ -201,7 +209,8 @@ def _forward(
     context: str,
     wanted: list[bool],
 ) -> list[torch.Tensor]:
-    """y, and where gradients are ``wanted`` (of x, of each of ``args`` and of ``extra``) the ticket of what is kept for backward."""
+    """y, and where ``wanted`` says of which of x, ``args`` and ``extra`` gradients are wanted, the ticket of what is kept for backward. It is empty
+    for an inference, and all False for a call that observes alone (``PipelineRunner.begin``)."""
     runner = _runner_of(name)
     plan = _plan_of(runner, x, args, extra, context, wanted)
     plain_args = iter(args)

@@ -203,9 +203,10 @@ class PipelineRunner(ChainPart):
         repeated = torch._C._current_graph_task_id() != -1
         context = self._context_of_call(repeated)
         args = self.parameters()
-        with_grad = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in (x, *args, *extra)]
+        grad_enabled = torch.is_grad_enabled()
+        with_grad = grad_enabled and True in [tensor.requires_grad for tensor in (x, *args, *extra)]
         plan = self.plan(x, args, context, with_grad, extra, frozenset([position for _, position in call_state]) if call_state else NOT_CALLED)
-        if not with_grad:
+        if not with_grad and (cache is not None or not (grad_enabled and plan.state)):
             return self.infer(plan, context, x, args, batch, None, extra, call_state, cache)
         if cache is not None:
             got = "a call that records gradients"
@@ -248,7 +249,7 @@ class PipelineRunner(ChainPart):
     ) -> Sequence[torch.Tensor]:
         """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
         call_inputs = CallInputs.of(call_input_values(plan, x, batch, seed)) if plan.call_inputs else NO_CALL_INPUTS
-        self.before_forward(plan, False)
+        self.before_forward(plan)
         if plan.fast_path and cache is None:
             return [infer_fast_path(plan, self.executor, x, args)]
         snapshot = self._snapshot(plan, context, x.device, inference=True)
@@ -269,9 +270,10 @@ class PipelineRunner(ChainPart):
         seed: torch.Tensor | None,
         call_state: dict[Any, Any],
     ) -> Call | FastPathCall:
-        """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
+        """A call whose segments are yet to be run, and whose amaxes are observed: one that records gradients, or, where gradients are enabled and
+        nothing wants one, one under delayed scaling, so that a frozen backbone has scales too. ``seed``: of ``infer``."""
         call_inputs = CallInputs.of(call_input_values(plan, x, batch, seed)) if plan.call_inputs else NO_CALL_INPUTS
-        self.before_forward(plan, True)
+        self.before_forward(plan)
         for module, name, group in self._partial:  # each time: a module may have another parameter by now
             for parameter in originals(module, name):
                 mark(parameter, group)
@@ -291,11 +293,11 @@ class PipelineRunner(ChainPart):
     def commit(self, call: Call | FastPathCall) -> None:
         """All segments of a call have been run: what they saw is observed."""
         if isinstance(call, Call) and call.snapshot is not None:
-            self.scaling.commit_forward(call.snapshot, call.amaxes)
+            self.scaling.commit_forward(call.snapshot, call.amaxes, recorded=bool(call.plan.backward))
             if call.delayed_weights is not None:
                 call.delayed_weights.update_scales(self.scaling)
 
-    def before_forward(self, plan: Plan, with_grad: bool) -> None:
+    def before_forward(self, plan: Plan) -> None:
         """Called when a plan is about to run."""
 
     def fused(self, recipe: Recipe | None, called: frozenset[int] = NOT_CALLED) -> tuple[tuple[int, int, Any], ...]:

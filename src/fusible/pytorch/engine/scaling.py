@@ -128,8 +128,9 @@ class ScalingOwner:
             known = self._next = (self.current, recipe, device, replace(advanced, former=self.current))
         return known[3]
 
-    def commit_forward(self, snapshot: Snapshot, amaxes: Mapping[str, torch.Tensor]) -> None:
-        """A training forward on ``snapshot`` has succeeded: its iteration is now the running one, with these amaxes observed.
+    def commit_forward(self, snapshot: Snapshot, amaxes: Mapping[str, torch.Tensor], *, recorded: bool = True) -> None:
+        """A training forward on ``snapshot`` has succeeded: its iteration is now the running one, with these amaxes observed. ``recorded``: a
+        backward is to follow, as something wants a gradient.
 
         Where another call has closed the iteration meanwhile, the amaxes are observed in that one's.
         """
@@ -137,7 +138,8 @@ class ScalingOwner:
             current = self.current
             if current is None or (snapshot is not current and snapshot.version == current.version):
                 current = self._closed(snapshot)
-            self._state = _State(replace(current, forward=current.forward.observe(amaxes)), open=True, awaited=True)
+            awaited = recorded or self._state.awaited
+            self._state = _State(replace(current, forward=current.forward.observe(amaxes)), open=True, awaited=awaited)
 
     def _closed(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot as the committed state, with what other threads observed after it was made."""

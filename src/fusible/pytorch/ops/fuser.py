@@ -164,14 +164,13 @@ class OperationFuser(PipelineRunner):
             passes[called] = passes_with_keywords(called, self.basic_ops, passes[NOT_CALLED])
         return passes[called]
 
-    def before_forward(self, plan: Plan, with_grad: bool) -> None:
+    def before_forward(self, plan: Plan) -> None:
         if plan.delayed is not None:
             for position, op in enumerate(self.basic_ops):
                 vars(op)["_ran_in"] = RanIn(self._own_ref, position, plan.delayed)
         if self._prepared:
-            first = plan.backward[0].start if with_grad else len(plan.ops)
             for position, op in self._prepared:
-                op.pre_fuser_forward(requires_grad=position >= first)
+                op.pre_fuser_forward(requires_grad=position >= plan.first_backward)
 
     def resolved(self, x: Any, extra: Sequence[torch.Tensor] = ()) -> list[Op]:
         """The ops of the operations as they are resolved for an input and extra inputs without neighbours, with their parameters."""
