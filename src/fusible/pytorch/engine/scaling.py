@@ -124,8 +124,10 @@ class ScalingOwner:
         """The state of the next iteration. It is computed once, until something else is observed."""
         known = self._next
         if known is None or known[0] is not self.current or known[1:3] != (recipe, device):
-            advanced = _advance(current, recipe, group if recipe.reduce_amax else None)
-            known = self._next = (self.current, recipe, device, replace(advanced, former=self.current))
+            advanced = replace(_advance(current, recipe, group if recipe.reduce_amax else None), former=self.current)
+            known = self.current, recipe, device, advanced
+            if type(advanced.forward.scale) is torch.Tensor:  # not one without values, of a call under a fake mode
+                self._next = known
         return known[3]
 
     def commit_forward(self, snapshot: Snapshot, amaxes: Mapping[str, torch.Tensor], *, recorded: bool = True) -> None:

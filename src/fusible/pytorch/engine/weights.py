@@ -244,7 +244,7 @@ def _quantize(
         results, spec = flatten(quantized)
         return [*results, *amaxes.values()], (spec, tuple(amaxes))
 
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # the next call, for which the copies are kept, may be one that trains
         outputs, (spec, observed) = executor((plan, "weights", tuple(arg.place for arg in chosen)), program, [*inputs, *scales])
     end = len(outputs) - len(observed)
     return unflatten(outputs[:end], spec), dict(zip(observed, outputs[end:], strict=True))

@@ -72,7 +72,8 @@ class Functions:
 
     def dgelu(self, g: Array, x: Array) -> Any:
         t = self._tanh_of_gelu(x)
-        inner = (x * x * (3 * _KAPPA) + 1.0) * _BETA
+        bounded = self.xp.clip(x, -16.0, 16.0)  # t is 1 or -1 from there on, so that a large slope is no product of 0 and infinity
+        inner = (bounded * bounded * (3 * _KAPPA) + 1.0) * _BETA
         return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner)
 
     def _phi(self, x: Array) -> Any:
@@ -104,8 +105,8 @@ class Functions:
         return self.xp.times(self.xp.sigmoid(x * 1.702), x)
 
     def dqgelu(self, g: Array, x: Array) -> Any:
-        # With u = 1.702 x, qgelu(x) = silu(u) / 1.702: its derivative is that of silu at u.
-        return self.pointwise["silu"].gradient(g, x * 1.702)
+        # With u = 1.702 x, qgelu(x) = silu(u) / 1.702: its derivative is that of silu at u; far out, where u would be infinite, too.
+        return self.pointwise["silu"].gradient(g, self.xp.clip(x * 1.702, -1e38, 1e38))
 
     def relu(self, x: Array) -> Any:
         return self.xp.relu(x)
