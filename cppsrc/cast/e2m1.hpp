@@ -18,11 +18,6 @@ struct E2M1 {
     static constexpr std::int32_t kBeyondBits = 0;
 };
 
-/// Codes with the sign of `raw`, bits of floats, as the fourth bit; of their own bits the lowest three.
-inline I32 nibbles(I32 codes, I32 raw) {
-    return either(both(codes, splat(std::int32_t{E2M1::kLastFinite})), both(shift_right<28>(raw), splat(std::int32_t{8})));
-}
-
 /// The values of codes in the lowest four bits.
 inline F32 decode_nibbles(I32 nibbles) {
     return decode<E2M1>(either(both(nibbles, splat(std::int32_t{7})), shift_left<4>(both(nibbles, splat(std::int32_t{8})))));

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cast/e2m1.hpp"
-#include "cast/runs.hpp"
+#include "cast/strips.hpp"
 #include "simd/random_words.hpp"
 
 namespace fusible::cast::FUSIBLE_LEVEL {
@@ -15,8 +15,8 @@ using namespace simd::FUSIBLE_LEVEL;
 constexpr int kBlockSteps = kFp4Block / kLanes;
 constexpr int kSpanBlocks = 16;                          // blocks of a row whose scales are worked out together
 constexpr std::uint8_t kNanCodes = 0x77;                 // two elements of a block whose factor is NaN
-constexpr std::int32_t kBitsOfHalf = 0x3f000000;
 static_assert(kFp4Block % kLanes == 0 && kStep % kFp4Block == 0, "a step has whole blocks, and a block whole vectors");
+static_assert(kFp4PartRows == 2 * kTile && kFp4PartCols % kTile == 0, "a part has the codes of whole tiles of pairs");
 
 /// 1 / (value * from_scale), at most the largest float; NaN of NaN.
 inline float factor_of(float value, float from_scale) {
@@ -32,64 +32,65 @@ inline float value_of_e4m3(std::uint8_t code) {
     return values[0];
 }
 
-/// Of the maxima of `count` blocks, bits of floats, in whole vectors: their scales as E4M3, and the factors of their elements.
-inline void scale_blocks(const Fp4Part& part, const std::int32_t* amaxes, int count, std::uint8_t* scales, float* factors) {
-    std::int32_t largest = bits_of(part.from_amax) & 0x7fffffff;
-    for (int i = 0; i < count; ++i) largest = amaxes[i] > largest ? amaxes[i] : largest;
-    if (largest > kInfinityBits) {  // a NaN
-        for (int i = 0; i < count; ++i) {
+/// Of the maxima of kStep blocks, bits of floats: their scales as E4M3, and the factors of their elements. Returns whether one of these may be NaN.
+inline bool scale_blocks(const Fp4Part& part, const std::int32_t* amaxes, std::uint8_t* scales, float* factors) {
+    I32 largest = splat(bits_of(part.from_amax) & 0x7fffffff);
+    for (int v = 0; v < 4; ++v) largest = max(largest, load_words(amaxes + v * kLanes));
+    if (max_lane(largest) > kInfinityBits) {  // a NaN
+        for (int i = 0; i < kStep; ++i) {
             scales[i] = encode_one<E4M3>(float_of(amaxes[i]) * part.from_amax) & 0x7f;
             factors[i] = factor_of(value_of_e4m3(scales[i]), part.from_scale);
         }
-        return;
+        return true;
     }
-    I32 unused = splat(0);
-    for (int i = 0; i < count; i += kLanes) {
-        const I32 code = encode<E4M3>(floats(load_words(amaxes + i)), splat(part.from_amax), unused);
-        std::int32_t codes[kLanes];
-        store_words(codes, code);
-        for (int lane = 0; lane < kLanes; ++lane) scales[i + lane] = static_cast<std::uint8_t>(codes[lane] & 0x7f);
-        const F32 quotient = div(splat(1.0f), mul(decode<E4M3>(both(code, splat(0x7f))), splat(part.from_scale)));
-        store(factors + i, min(quotient, splat(3.40282347e+38f)));
+    I32 codes[4];
+    for (int v = 0; v < 4; ++v) {
+        codes[v] = both(encode_magnitude<E4M3>(load_words(amaxes + v * kLanes), splat(part.from_amax)), splat(0x7f));
+        const F32 quotient = div(splat(1.0f), mul(decode<E4M3>(codes[v]), splat(part.from_scale)));
+        store(factors + v * kLanes, min(quotient, splat(3.40282347e+38f)));
     }
+    store_bytes(scales, codes);
+    return false;
 }
 
-/// The word of each lane's counter as a number in [0, 1), by its upper 24 bits.
-inline F32 drawn(std::uint64_t key, std::uint64_t counter, std::uint64_t step) {
-    return mul(from_int(shift_right<8>(random_words(key, counter, step))), splat(0x1p-24f));
+/// Codes of |x| * factor, rounded to one of their two neighbours: up where `random`, a number of 24 bits, is below the place between them.
+inline I32 encode_stochastically(F32 x, F32 factor, I32 random) {
+    const F32 size = floats(min(bits(mul(floats(magnitude_of(x)), factor)), splat(std::int32_t{E2M1::kMaxBits})));
+    // Codes with 24 bits after the point: below 1 they are the double, from there on exponent and mantissa count them.
+    const I32 counted = add(shift_left<2>(bits(size)), splat(std::int32_t{4} << 24));
+    const I32 code = bits(select_less(size, splat(1.0f), floats(ceil_to_int(mul(size, splat(0x1p25f)))), floats(counted)));
+    return shift_right<24>(add(code, exclusive_or(random, splat(0xffffff))));
 }
 
-/// Codes of x * factor, rounded to one of their two neighbours: up in size where `random` is below the place between them.
-inline I32 encode_stochastically(F32 x, F32 factor, F32 random) {
-    const I32 size = bits(mul(floats(magnitude_of(x)), factor));
-    // From 1 on, the exponent and a bit of the mantissa count the numbers of the format; below lie 0 and a half.
-    const I32 counted = min(add(shift_right<22>(size), splat(std::int32_t{-252})), splat(std::int32_t{E2M1::kLastFinite}));
-    const I32 code = max(counted, where_above(size, kBitsOfHalf - 1, 1));
-    const F32 from_one = floats(both(size, splat(static_cast<std::int32_t>(0xffc00000u))));
-    const F32 lower = select_less(floats(size), splat(1.0f), select_less(floats(size), splat(0.5f), splat(0.0f), splat(0.5f)), from_one);
-    const F32 steps = select_less(lower, splat(2.0f), splat(2.0f), select_less(lower, splat(4.0f), splat(1.0f), splat(0.5f)));
-    const F32 place = mul(sub(floats(size), lower), steps);
-    const I32 up = round_to_int(select_less(random, place, splat(1.0f), splat(0.0f)));
-    return nibbles(min(add(code, up), splat(std::int32_t{E2M1::kLastFinite})), bits(x));
-}
-
-/// Codes, in four bits, of elements whose counters are `step` apart.
-inline I32 encode_fp4(const Fp4Part& part, F32 x, F32 factor, std::uint64_t counter, std::uint64_t step) {
-    if (part.key == 0) return nibbles(encode_magnitude<E2M1>(magnitude_of(x), factor), bits(x));
-    return encode_stochastically(x, factor, drawn(part.key, counter, step));
+/// Codes of four vectors, with their signs in bit 7; the counters of their elements are `step` apart.
+inline Bytes encode_fp4(const Fp4Part& part, const F32 (&x)[4], const F32 (&factor)[4], std::uint64_t counter, std::uint64_t step) {
+    I32 unused[4] = {};
+    if (part.key == 0) return encode<E2M1>(x, factor, unused);
+    I32 codes[4];
+    for (int v = 0; v < 4; ++v) {
+        const std::uint64_t own = counter + static_cast<std::uint64_t>(v * kLanes) * step;
+        codes[v] = encode_stochastically(x[v], factor[v], shift_right<8>(random_words(part.key, own, step)));
+    }
+    return join_signs(codes, x);
 }
 
 /// The amax of every square of kFp4Block blocks of a line each, given to each of its lines.
 inline void spread_over_lines(std::int32_t (&amaxes)[kFp4Block][kSpanBlocks]) {
-    for (int b = 0; b < kSpanBlocks; ++b) {
-        std::int32_t largest = 0;
-        for (int line = 0; line < kFp4Block; ++line) largest = amaxes[line][b] > largest ? amaxes[line][b] : largest;
-        for (int line = 0; line < kFp4Block; ++line) amaxes[line][b] = largest;
+    for (int b = 0; b < kSpanBlocks; b += kLanes) {
+        I32 largest = splat(0);
+        for (const auto& line : amaxes) largest = max(largest, load_words(line + b));
+        for (auto& line : amaxes) store_words(line + b, largest);
     }
 }
 
-/// The codes of `count` <= kStep elements, two to a byte.
-inline void store_halves(std::uint8_t* out, const I32 (&codes)[4], int count) {
+/// The first `count` <= kStep of the values, and zeros.
+template <class S>
+inline void load_step(const S* source, int count, F32 (&x)[4]) {
+    for (int v = 0; v < 4; ++v) x[v] = v * kLanes < count ? load(source + v * kLanes) : splat(0.0f);
+}
+
+/// The codes of `count` <= kStep elements of a row, two to a byte.
+inline void store_halves(std::uint8_t* out, const Bytes& codes, int count) {
     if (count == kStep) return store_nibbles(out, codes);
     std::uint8_t padded[kStep / 2];
     store_nibbles(padded, codes);
@@ -98,37 +99,43 @@ inline void store_halves(std::uint8_t* out, const I32 (&codes)[4], int count) {
 
 /// The codes of a row in a span of blocks.
 template <class S>
-inline void encode_row(const Fp4Part& part, int row, int col, int blocks, const float* factors) {
+[[gnu::flatten]] inline void encode_row(const Fp4Part& part, int row, int col, int blocks, const float* factors) {
     const S* const source = static_cast<const S*>(part.source) + row * part.stride + col;
     std::uint8_t* const codes = part.codes + row * part.codes_stride + col / 2;
     const std::uint64_t counter = part.counter + static_cast<std::uint64_t>(row) * part.line_counters + static_cast<std::uint64_t>(col);
+    const auto encode_step = [&](int c, int count) {
+        F32 x[4];
+        F32 factor[4];
+        load_step(source + c, count, x);
+        for (int v = 0; v < 4; ++v) factor[v] = splat(factors[(c + v * kLanes) / kFp4Block]);
+        store_halves(codes + c / 2, encode_fp4(part, x, factor, counter + static_cast<std::uint64_t>(c), 1), count);
+    };
     const int width = blocks * kFp4Block;
-    for (int c = 0; c < width; c += kStep) {
-        I32 step[4];
-        for (int v = 0; v < 4; ++v) {
-            const int at = c + v * kLanes;
-            const F32 x = at < width ? load(source + at) : splat(0.0f);
-            const float factor = at < width ? factors[at / kFp4Block] : 1.0f;
-            step[v] = encode_fp4(part, x, splat(factor), counter + static_cast<std::uint64_t>(at), 1);
-        }
-        store_halves(codes + c / 2, step, width - c < kStep ? width - c : kStep);
-    }
-    for (int b = 0; b < blocks; ++b)
-        if (factors[b] != factors[b]) std::memset(codes + b * kFp4Block / 2, kNanCodes, kFp4Block / 2);
+    int c = 0;
+    for (; c + kStep <= width; c += kStep) encode_step(c, kStep);
+    if (c < width) encode_step(c, width - c);
 }
 
-/// The amax of each block of a row in a span, as bits.
+/// The amax of each block of a row in a span, as bits. Always inlined: how many they are is mostly known there.
 template <class S>
-inline void block_maxima(const S* source, int blocks, std::int32_t* amaxes) {
+[[gnu::always_inline]] inline void block_maxima(const S* source, int blocks, std::int32_t* amaxes) {
     for (int first = 0; first < blocks; first += kLanes) {
         I32 largest[kLanes];
         for (int i = 0; i < kLanes; ++i) {
             largest[i] = splat(0);
             const S* const block = source + (first + i) * kFp4Block;
-            for (int v = 0; v < kBlockSteps && first + i < blocks; ++v) largest[i] = max(largest[i], magnitude_of(load(block + v * kLanes)));
+            if (first + i >= blocks) continue;
+            for (int v = 0; v < kBlockSteps; ++v) largest[i] = max(largest[i], magnitude_of(load(block + v * kLanes)));
         }
         store_words(amaxes + first, largest_of_each(largest));
     }
+}
+
+/// Again, for the blocks of a row whose factor is NaN.
+inline void write_nans(const Fp4Part& part, int row, int col, int blocks, const float* factors) {
+    std::uint8_t* const codes = part.codes + row * part.codes_stride + col / 2;
+    for (int b = 0; b < blocks; ++b)
+        if (factors[b] != factors[b]) std::memset(codes + b * kFp4Block / 2, kNanCodes, kFp4Block / 2);
 }
 
 template <class S>
@@ -139,15 +146,22 @@ void quantize_fp4_rows(const Fp4Part& given) {
         for (int col = 0; col < part.cols; col += kSpan) {
             const int blocks = part.cols - col < kSpan ? (part.cols - col) / kFp4Block : kSpanBlocks;
             alignas(64) std::int32_t amaxes[kFp4Block][kSpanBlocks] = {};
-            for (int line = 0; line < kFp4Block; ++line)
-                block_maxima(static_cast<const S*>(part.source) + (first + line) * part.stride + col, blocks, amaxes[line]);
-            if (part.tiled) spread_over_lines(amaxes);
+            alignas(64) float factors[kFp4Block][kSpanBlocks];
+            std::uint8_t scales[kFp4Block][kSpanBlocks];
             for (int line = 0; line < kFp4Block; ++line) {
-                std::uint8_t scales[kSpanBlocks];
-                float factors[kSpanBlocks];
-                scale_blocks(part, amaxes[line], kSpanBlocks, scales, factors);
-                std::memcpy(part.scales + (first + line) * part.scales_stride + col / kFp4Block, scales, static_cast<std::size_t>(blocks));
-                encode_row<S>(part, first + line, col, blocks, factors);
+                const S* const source = static_cast<const S*>(part.source) + (first + line) * part.stride + col;
+                if (blocks == kSpanBlocks)
+                    block_maxima(source, kSpanBlocks, amaxes[line]);
+                else
+                    block_maxima(source, blocks, amaxes[line]);
+            }
+            if (part.tiled) spread_over_lines(amaxes);
+            bool any_nan = false;
+            for (int i = 0; i < kFp4Block * kSpanBlocks; i += kStep) any_nan |= scale_blocks(part, amaxes[0] + i, scales[0] + i, factors[0] + i);
+            for (int line = 0; line < kFp4Block; ++line) {
+                std::memcpy(part.scales + (first + line) * part.scales_stride + col / kFp4Block, scales[line], static_cast<std::size_t>(blocks));
+                encode_row<S>(part, first + line, col, blocks, factors[line]);
+                if (any_nan) write_nans(part, first + line, col, blocks, factors[line]);
             }
         }
     }
@@ -159,67 +173,82 @@ inline F32 rounded_to_bf16(F32 x) {
     return load(rounded);
 }
 
-inline I32 largest_of(const F32 (&x)[kFp4Block]) {
-    I32 largest = splat(0);
-    for (const F32& each : x) largest = max(largest, magnitude_of(each));
-    return largest;
-}
+/// A part by its columns, before it is turned: the codes of two rows in the halves of a byte, and the scales of blocks.
+struct Fp4Columns {
+    alignas(64) std::uint8_t codes[kFp4PartRows / 2][kFp4PartCols];
+    alignas(64) std::uint8_t scales[kTile][kFp4PartCols];
+};
 
-/// The codes of eight elements as a word, the first in its lowest bits.
-inline I32 joined_codes(const I32* codes) {
-    I32 bytes[4];
-    for (int i = 0; i < 4; ++i) bytes[i] = either(codes[2 * i], shift_left<4>(codes[2 * i + 1]));
-    return either(either(bytes[0], shift_left<8>(bytes[1])), shift_left<16>(either(bytes[2], shift_left<8>(bytes[3]))));
-}
-
-inline void store_codes(std::uint8_t* out, const std::int32_t* word) {
-    for (int i = 0; i < 4; ++i) out[i] = static_cast<std::uint8_t>(static_cast<std::uint32_t>(*word) >> (8 * i));
-}
-
-/// A square of kFp4Block rows and columns, by its columns.
+/// The amax of each column of `count` <= kStep of a block of rows, as bits.
 template <class S>
-inline void encode_columns_of_square(const Fp4Part& part, int row, int col) {
-    F32 x[kBlockSteps][kFp4Block];
-    alignas(64) std::int32_t amaxes[kFp4Block];
-    for (int v = 0; v < kBlockSteps; ++v) {
-        const S* const source = static_cast<const S*>(part.source) + row * part.stride + col + v * kLanes;
-        for (int i = 0; i < kFp4Block; ++i) {
-            x[v][i] = load(source + i * part.stride);
-            __builtin_prefetch(source + (kFp4Block + i) * part.stride);  // the square below: lines far apart, of which no CPU foresees the next
-        }
-        store_words(amaxes + v * kLanes, largest_of(x[v]));
+inline void column_maxima(const Fp4Part& part, int row, int col, int count, std::int32_t (&amaxes)[kStep]) {
+    const S* const source = static_cast<const S*>(part.source) + row * part.stride + col;
+    I32 largest[4] = {splat(0), splat(0), splat(0), splat(0)};
+    for (int i = 0; i < kFp4Block; ++i) {
+        F32 x[4];
+        load_step(source + i * part.stride, count, x);
+        prefetch_step(source + (kFp4Block + i) * part.stride);  // the block below: rows far apart, of which no CPU foresees the next
+        for (int v = 0; v < 4; ++v) largest[v] = max(largest[v], magnitude_of(x[v]));
     }
-    if (part.tiled) {
-        std::int32_t largest = 0;
-        for (const std::int32_t amax : amaxes) largest = amax > largest ? amax : largest;
-        for (std::int32_t& amax : amaxes) amax = largest;
+    for (int v = 0; v < 4; ++v) store_words(amaxes + v * kLanes, largest[v]);
+    if (!part.tiled) return;
+    for (int first = 0; first < kStep; first += kFp4Block) {
+        std::int32_t all = 0;
+        for (int c = first; c < first + kFp4Block; ++c) all = amaxes[c] > all ? amaxes[c] : all;
+        for (int c = first; c < first + kFp4Block; ++c) amaxes[c] = all;
     }
-    std::uint8_t scales[kFp4Block];
-    alignas(64) float factors[kFp4Block];
-    alignas(64) std::int32_t words[2][kFp4Block];
-    scale_blocks(part, amaxes, kFp4Block, scales, factors);
+}
+
+/// `count` <= kStep columns of a block of rows.
+template <class S>
+[[gnu::flatten]] inline void encode_columns(const Fp4Part& part, int row, int col, int count, Fp4Columns& out) {
+    alignas(64) std::int32_t amaxes[kStep];
+    alignas(64) float factors[kStep];
+    column_maxima<S>(part, row, col, count, amaxes);
+    const bool any_nan = scale_blocks(part, amaxes, out.scales[row / kFp4Block] + col, factors);
+    F32 factor[4];
+    for (int v = 0; v < 4; ++v) factor[v] = load(factors + v * kLanes);
+    const S* const source = static_cast<const S*>(part.source) + row * part.stride + col;
     const std::uint64_t counter = part.counter + static_cast<std::uint64_t>(col) * part.line_counters + static_cast<std::uint64_t>(row);
-    for (int v = 0; v < kBlockSteps; ++v) {
-        I32 codes[kFp4Block];
-        for (int i = 0; i < kFp4Block; ++i) {
-            const std::uint64_t own = counter + static_cast<std::uint64_t>(v * kLanes) * part.line_counters + static_cast<std::uint64_t>(i);
-            codes[i] = encode_fp4(part, x[v][i], load(factors + v * kLanes), own, part.line_counters);
-        }
-        for (int half = 0; half < 2; ++half) store_words(words[half] + v * kLanes, joined_codes(codes + 8 * half));
+    for (int i = 0; i < kFp4Block; i += 2) {
+        F32 x[4];
+        load_step(source + i * part.stride, count, x);
+        const Bytes first = encode_fp4(part, x, factor, counter + static_cast<std::uint64_t>(i), part.line_counters);
+        load_step(source + (i + 1) * part.stride, count, x);
+        const Bytes second = encode_fp4(part, x, factor, counter + static_cast<std::uint64_t>(i + 1), part.line_counters);
+        store_bytes(out.codes[(row + i) / 2] + col, join_nibbles(first, second));
     }
-    for (int c = 0; c < kFp4Block; ++c) {
-        std::uint8_t* const out = part.codes + (col + c) * part.codes_stride + row / 2;
-        for (int half = 0; half < 2; ++half) store_codes(out + 4 * half, words[half] + c);
-        if (factors[c] != factors[c]) std::memset(out, kNanCodes, kFp4Block / 2);
-        part.scales[(col + c) * part.scales_stride + row / kFp4Block] = scales[c];
+    for (int c = 0; any_nan && c < count; ++c)
+        for (int i = 0; i < kFp4Block / 2 && factors[c] != factors[c]; ++i) out.codes[row / 2 + i][col + c] = kNanCodes;
+}
+
+/// Writes the first `rows` of each column of `from`, which holds `cols` <= kFp4PartCols columns, as a line of `to`.
+inline void turn(const std::uint8_t (&from)[kTile][kFp4PartCols], int rows, int cols, std::uint8_t* to, std::ptrdiff_t stride) {
+    for (int c = 0; c < cols; c += kTile) {
+        const int count = cols - c < kTile ? cols - c : kTile;
+        if (rows == kTile && count == kTile) {
+            transpose_tile(from[0] + c, kFp4PartCols, to + c * stride, stride);
+            continue;
+        }
+        alignas(64) std::uint8_t tile[kTile * kTile];
+        transpose_tile(from[0] + c, kFp4PartCols, tile, kTile);
+        copy_rows(tile, kTile, to + c * stride, stride, count, rows);
     }
 }
 
 template <class S>
 void quantize_fp4_columns(const Fp4Part& given) {
     const Fp4Part part = given;  // bytes that are written might be its own, as far as a compiler knows
-    for (int col = 0; col < part.cols; col += kFp4Block)
-        for (int row = 0; row < part.rows; row += kFp4Block) encode_columns_of_square<S>(part, row, col);
+    Fp4Columns columns;
+    // Rows that the part lacks are turned along with the rest, and not copied out.
+    if (part.rows < kFp4PartRows) std::memset(columns.codes, 0, sizeof columns.codes);
+    std::memset(columns.scales, 0, sizeof columns.scales);
+    for (int row = 0; row < part.rows; row += kFp4Block) {
+        for (int col = 0; col < part.cols; col += kStep)
+            encode_columns<S>(part, row, col, part.cols - col < kStep ? part.cols - col : kStep, columns);
+    }
+    turn(columns.codes, part.rows / 2, part.cols, part.codes, part.codes_stride);
+    turn(columns.scales, part.rows / kFp4Block, part.cols, part.scales, part.scales_stride);
 }
 
 /// Writes `part` with its columns transformed, in blocks, by `transform` [kFp4Block, kFp4Block]; returns the largest magnitude.

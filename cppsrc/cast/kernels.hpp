@@ -62,6 +62,10 @@ struct MxCodes {
 /// Elements that share a scale in NVFP4.
 constexpr int kFp4Block = 16;
 
+/// The largest part that is cast at once. Its rows are as many as a column's codes fill a cache line.
+constexpr int kFp4PartRows = 128;
+constexpr int kFp4PartCols = 256;
+
 /// A part of a matrix, whole blocks high and wide, to be cast to E2M1 in lines: its rows, or its columns. Places are those of the first line.
 struct Fp4Part {
     const void* source;

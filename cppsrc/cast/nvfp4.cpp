@@ -13,8 +13,6 @@ namespace fusible::cast {
 
 namespace {
 
-constexpr std::int64_t kPartRows = 128;  // of a task: as many elements of a column as its codes fill a cache line
-constexpr std::int64_t kPartCols = 256;
 constexpr float kLargestOfAll = 448.0f * 6.0f;
 constexpr float kLargest = 3.40282347e+38f;
 
@@ -44,7 +42,7 @@ float scale_of(float amax) {
 template <class Body>
 void each_part(const TensorView& src, int num_threads, const Body& body) {
     const std::size_t bytes = static_cast<std::size_t>(src.numel()) * size_of(src.dtype);
-    each_band<kPartCols>(kPartRows, src.rows(), src.cols(), threads_for(num_threads, bytes), body);
+    each_band<kFp4PartCols>(kFp4PartRows, src.rows(), src.cols(), threads_for(num_threads, bytes), body);
 }
 
 Fp4Part part_at(const TensorView& src, std::int64_t row, std::int64_t col, int rows, int cols) {

@@ -48,6 +48,7 @@ inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }
 
 inline I32 round_to_int(F32 a) { return {_mm256_cvtps_epi32(a.v)}; }
+inline I32 ceil_to_int(F32 a) { return {_mm256_cvtps_epi32(_mm256_ceil_ps(a.v))}; }
 inline F32 from_int(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
 inline F32 select_less(F32 a, F32 b, F32 yes, F32 no) { return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))}; }
@@ -155,14 +156,19 @@ inline Bytes join_signs(const I32 (&codes)[4], const F32 (&signs)[4]) {
 
 inline void store_bytes(std::uint8_t* out, Bytes bytes) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes.v); }
 
-inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
-    const __m256i first = _mm256_set1_epi64x(0x0800);  // of each 64 bits in a half of the register, their lowest byte
-    for (int v = 0; v < 4; ++v) {
-        const __m256i pairs = _mm256_shuffle_epi8(_mm256_or_si256(codes[v].v, _mm256_srli_epi64(codes[v].v, 28)), first);
-        const __m128i joined = _mm_unpacklo_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-        const std::int32_t word = _mm_cvtsi128_si32(joined);
-        std::memcpy(out + 4 * v, &word, sizeof word);
-    }
+inline __m256i lower_nibbles(Bytes a) {
+    return _mm256_and_si256(_mm256_or_si256(a.v, _mm256_srli_epi16(a.v, 4)), _mm256_set1_epi8(0x0f));
+}
+
+inline Bytes join_nibbles(Bytes lower, Bytes upper) {
+    const __m256i above = _mm256_andnot_si256(_mm256_set1_epi8(0x0f), _mm256_or_si256(upper.v, _mm256_slli_epi16(upper.v, 4)));
+    return {_mm256_or_si256(lower_nibbles(lower), above)};
+}
+
+inline void store_nibbles(std::uint8_t* out, Bytes codes) {
+    const __m256i pairs = _mm256_maddubs_epi16(lower_nibbles(codes), _mm256_set1_epi16(0x1001));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0x08);  // the packs work in 128-bit halves
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
 }
 
 inline std::int32_t max_lane(I32 a) {

@@ -47,6 +47,7 @@ inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
 
 inline I32 round_to_int(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline I32 ceil_to_int(F32 a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}; }
 inline F32 from_int(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 inline F32 select_less(F32 a, F32 b, F32 yes, F32 no) {
@@ -166,11 +167,20 @@ inline Bytes join_signs(const I32 (&codes)[4], const F32 (&signs)[4]) {
 
 inline void store_bytes(std::uint8_t* out, Bytes bytes) { _mm512_storeu_si512(out, bytes.v); }
 
-inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
-    for (int v = 0; v < 4; ++v) {
-        const __m512i pairs = _mm512_or_si512(codes[v].v, _mm512_srli_epi64(codes[v].v, 28));
-        _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 8 * v), _mm512_cvtepi64_epi8(pairs));
-    }
+inline __m512i lower_nibbles(Bytes a) {
+    constexpr int kFirstOrSecondInThird = 0xa8;  // (a | b) & c
+    return _mm512_ternarylogic_epi32(a.v, _mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(0x0f), kFirstOrSecondInThird);
+}
+
+inline Bytes join_nibbles(Bytes lower, Bytes upper) {
+    constexpr int kSelect = 0xca;  // mask ? b : a, bit by bit
+    const __m512i above = _mm512_or_si512(upper.v, _mm512_slli_epi16(upper.v, 4));
+    return {_mm512_ternarylogic_epi32(_mm512_set1_epi8(-16), above, lower_nibbles(lower), kSelect)};
+}
+
+inline void store_nibbles(std::uint8_t* out, Bytes codes) {
+    const __m512i pairs = _mm512_maddubs_epi16(lower_nibbles(codes), _mm512_set1_epi16(0x1001));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(pairs));
 }
 
 inline std::int32_t max_lane(I32 a) {

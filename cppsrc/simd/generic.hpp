@@ -74,6 +74,14 @@ inline I32 round_to_int(const F32& a) {
     });
 }
 
+/// The least integer that is not below, for |a| < 2^31; unspecified for others.
+inline I32 ceil_to_int(const F32& a) {
+    return map<I32>(a, [](float x) {
+        const auto whole = static_cast<std::int32_t>(x > -0x1p31f && x < 0x1p31f ? x : 0.0f);  // towards zero
+        return static_cast<float>(whole) < x ? whole + 1 : whole;
+    });
+}
+
 inline F32 from_int(const I32& a) { return map<F32>(a, [](std::int32_t x) { return static_cast<float>(x); }); }
 
 /// a < b ? yes : no, lane by lane; `no` where either is NaN.
@@ -192,11 +200,19 @@ inline Bytes join_signs(const I32 (&codes)[4], const F32 (&signs)[4]) {
 
 inline void store_bytes(std::uint8_t* out, const Bytes& bytes) { std::memcpy(out, bytes.lane, sizeof bytes.lane); }
 
-/// Stores four vectors of numbers below 16, two to a byte, the first in its lower half: 2 * kLanes bytes.
-inline void store_nibbles(std::uint8_t* out, const I32 (&codes)[4]) {
-    for (int v = 0; v < 4; ++v)
-        for (int i = 0; i < kLanes; i += 2)
-            out[(v * kLanes + i) / 2] = static_cast<std::uint8_t>(codes[v].lane[i] | (codes[v].lane[i + 1] << 4));
+/// Of a byte with a sign in bit 7 and a number below 8: the same in four bits.
+inline int nibble(std::uint8_t byte) { return (byte | byte >> 4) & 0xf; }
+
+/// The nibbles of two rows, `lower` in the lower halves of bytes.
+inline Bytes join_nibbles(const Bytes& lower, const Bytes& upper) {
+    Bytes result;
+    for (int i = 0; i < 4 * kLanes; ++i) result.lane[i] = static_cast<std::uint8_t>(nibble(lower.lane[i]) | nibble(upper.lane[i]) << 4);
+    return result;
+}
+
+/// Stores the nibbles of a row, two neighbours to a byte, the first in its lower half: 2 * kLanes bytes.
+inline void store_nibbles(std::uint8_t* out, const Bytes& codes) {
+    for (int i = 0; i < 4 * kLanes; i += 2) out[i / 2] = static_cast<std::uint8_t>(nibble(codes.lane[i]) | nibble(codes.lane[i + 1]) << 4);
 }
 
 inline std::int32_t max_lane(const I32& a) {
