@@ -130,3 +130,18 @@ def test_rows_of_groups_are_whole_numbers(splits: torch.Tensor) -> None:
         module(torch.randn(32, 64), splits)
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         module(torch.randn(32, 64), torch.tensor([16, 16], dtype=dtype))
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("params", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+def test_a_normalization_computes_in_the_precision_of_its_weight(kind: str, given: torch.dtype, params: torch.dtype) -> None:
+    """As in NVIDIA's package; the gradient of the input is in the input's. Under ``torch.autocast`` that decides."""
+    module = getattr(te_modules, kind)(64, params_dtype=params, device="cpu")
+    x = torch.randn(8, 64, dtype=given, requires_grad=True)
+    y, wanted = module(x), module(x.detach().to(params))
+    assert y.dtype is params and torch.equal(y, wanted)
+    y.sum().backward()
+    assert x.grad is not None and x.grad.dtype is given
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(x).dtype is torch.bfloat16

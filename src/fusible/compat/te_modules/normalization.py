@@ -45,12 +45,19 @@ class _Normalization(FastSetattr):
         super().__init__(shape, **options)  # pyright: ignore[reportCallIssue] - the operation's, which stands behind this among the bases
         self.sequence_parallel = sequence_parallel
 
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """In the precision of the weight, as in NVIDIA's package, where no ``torch.autocast`` says another."""
+        dtype = self.weight.dtype  # pyright: ignore[reportAttributeAccessIssue] - the operation's
+        if isinstance(input, torch.Tensor) and input.dtype is not dtype and not torch.is_autocast_enabled(input.device.type):
+            input = input.to(dtype)
+        return super().forward(input, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue] - the operation's
+
 
 class LayerNorm(_Normalization, ops.LayerNorm):
     """Layer normalization (see ``fusible.pytorch.ops.LayerNorm``): ``weight`` and ``bias`` of ``normalized_shape``.
 
     ``sequence_parallel`` becomes an attribute of the parameters, where it is not None. ``hidden_size`` and ``params_dtype`` are former names of
-    ``normalized_shape`` and ``dtype``.
+    ``normalized_shape`` and ``dtype``. The output has the weight's dtype, to which an input of another is cast.
     """
 
 
