@@ -123,6 +123,25 @@ def test_a_model_is_quantized_and_loaded(name: str, tmp_path: Path, capsys: pyte
         assert bool((error <= (bound + 2**-8) * amax).all()) and bool((error > 0).any()), each
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_those_of_the_dtype_of_the_model(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """To the bit, in fp32 too, but for NVFP4: compressed-tensors (0.20) rounds its values to bf16, and of models in fp16 its scales to fp16 before."""
+    torch.manual_seed(1)
+    llama().to(dtype).save_pretrained(tmp_path / "model")
+    quantize_checkpoint(tmp_path / "model", tmp_path / name, name)
+    checkpoint, found = open_checkpoint(tmp_path / name), loaded(tmp_path / name, FORMATS[name][0]())
+    assert len(checkpoint.weights) == 14
+    for each in checkpoint.weights:
+        exact = checkpoint[each].dequantize(dtype=torch.float32)
+        assert found[each].dtype is dtype
+        if name == "nvfp4" and dtype is torch.float16:
+            assert torch.equal(found[each], found[each].bfloat16().half())
+            torch.testing.assert_close(found[each].float(), exact, rtol=2**-8, atol=0)
+        else:
+            assert torch.equal(found[each], exact.to(torch.bfloat16 if name == "nvfp4" else dtype).to(dtype)), each
+
+
 @pytest.mark.parametrize("make", [qwen3_moe, deepseek_v3])
 @pytest.mark.parametrize("name", FORMATS)
 def test_experts_are_quantized_and_routers_are_not(name: str, make: Callable[[], Any], tmp_path: Path) -> None:

@@ -94,6 +94,24 @@ def test_a_folder_with_a_run_is_not_overwritten_unless_asked(place: Path, tmp_pa
     assert main(["train", "--resume", str(out), "--merge"]) == 0 and (out / "model" / "config.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"resid_pdrop": 0.1, "attn_pdrop": 0.25}, "attn_pdrop 0.25, resid_pdrop 0.1"),
+        ({"resid_pdrop": None, "attn_pdrop": None, "embd_pdrop": None}, "attn_pdrop 0.1, embd_pdrop 0.1, resid_pdrop 0.1"),
+    ],
+)
+def test_dropout_that_is_not_applied_is_said(changes: dict, said: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = checkpoint(tmp_path / "base", "gpt2")
+    entries = {**json.loads((base / "config.json").read_text()), **changes}
+    (base / "config.json").write_text(json.dumps({name: value for name, value in entries.items() if value is not None}))
+    words = small_run(place, tmp_path / "out", "--steps", "1", "--model", str(base))
+    assert main(words) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert (f"Not applied in training, of the model's configuration: {said}." in told) if said else "Not applied" not in told
+
+
 def test_other_weights_beneath_adapters_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(small_run(place, out, "--steps", "1", "--lora", "2")) == 0

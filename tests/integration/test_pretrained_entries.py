@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from pretrained_models import given, reference, saved, told
 
 from fusible.errors import CheckpointError
 from fusible.models import from_pretrained
+from fusible.models.families import FAMILIES, left_to_chance
 
 _WINDOW: dict[str, Any] = {"sliding_window": 4}
 _TYPED = {**_WINDOW, "layer_types": ["full_attention", "sliding_attention"]}
@@ -67,6 +69,25 @@ def test_entries_that_our_models_are_not_made_with_are_refused(name: str, change
     (entry,) = changes
     with pytest.raises(CheckpointError, match=f"^{entry} of config.json of a .* model: {message}"):
         from_pretrained(_changed(name, changes, tmp_path))
+
+
+DECODERS = ("deepseek_v3", "gemma", "gemma2", "gemma3_text", "gpt2", "llama", "mistral", "mixtral", "phi", "phi3")
+DECODERS += ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_entries_of_dropout_are_told(kind: str) -> None:
+    """All that transformers' configurations have: what counts in training alone can be told by no logits."""
+    usual = type(transformers.AutoConfig.for_model(kind))().to_dict()
+    names = {name for name in usual if "drop" in name or "jitter" in name} - {"summary_first_dropout"}  # of a classifier
+    assert left_to_chance({"model_type": kind}) == {name: usual[name] for name in names if usual[name]}
+    assert left_to_chance({"model_type": kind, **dict.fromkeys(names, 0.3)}) == dict.fromkeys(names, 0.3) and names
+    assert left_to_chance({"model_type": kind, **dict.fromkeys(names, 0)}) == {}
+    assert left_to_chance({"model_type": kind, **dict.fromkeys(names)}) == {}
+
+
+def test_every_decoder_is_asked_for_its_dropout() -> None:
+    assert {*DECODERS, "bert", "vit", "t5", "whisper"} == {*FAMILIES}
 
 
 def _changed(name: str, changes: dict[str, Any], place: Path) -> Path:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusible.cli import main
-from fusible.cli.training import layout
-from fusible.cli.training.checkpoint import CHECKPOINT_FILES
+from fusible.cli.run_files import CHECKPOINT_FILES, REPORT_FILES
 from fusible.cli.training.layout import load_runs
 
 SIZE = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 32".split()
@@ -55,7 +54,7 @@ def test_a_run_is_refused_where_another_lies(out: Path, capsys: pytest.CaptureFi
     assert content(out) == before
 
 
-@pytest.mark.parametrize("name", CHECKPOINT_FILES + layout.REPORT_FILES)
+@pytest.mark.parametrize("name", CHECKPOINT_FILES + REPORT_FILES)
 def test_one_file_of_a_run_is_a_run(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"something of somebody's")
     assert train("--steps", "1", "--out", str(tmp_path)) == 2

@@ -186,6 +186,8 @@ class EncoderDecoderModel(PretrainedModel):
                 if not texts[place].made:
                     logits[row, list(self.blueprint.unsaid_first)] = -torch.inf
             for place, token in zip(going, choose_tokens(logits, [texts[place].sampler for place in going]), strict=True):
+                if token is None:
+                    raise ValuesError(expected("logits of a token that may be said", of="the model", got="none", do="look at the weights"))
                 texts[place].add(token, token in ends)
         return [text.made for text in texts]
 

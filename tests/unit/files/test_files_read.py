@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from fusible import lazy
-from fusible.cli.training.checkpoint import CHECKPOINT_FILES, save_checkpoint
+from fusible.cli.run_files import CHECKPOINT_FILES
+from fusible.cli.training.checkpoint import save_checkpoint
 from fusible.cli.training.layout import load_runs
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.text import read_text

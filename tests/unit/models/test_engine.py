@@ -12,6 +12,7 @@ from tiny_language_models import BrokenModel, TinyModel
 
 from fusible.errors import ArgumentError
 from fusible.models.generation import Engine, Event, Request, Sampling
+from fusible.models.generation.sampling import choose_tokens
 from fusible.models.prefix import common_prefix
 
 GREEDY = Sampling(0)
@@ -214,6 +215,36 @@ def test_logits_that_are_no_numbers_end_their_own_request(model: TinyModel) -> N
     events = list(engine.run())
     assert [(event.id, event.token) for event in events if event.ended == "failed"] == [(1, None)]
     assert texts(events) == dict.fromkeys((0, 2), alone(model, good))
+
+
+@pytest.mark.parametrize("choice", [None, 256, 10**9])
+def test_a_choice_that_is_no_token_ends_its_own_request(model: TinyModel, choice: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = Request((1, 2, 3), 5, GREEDY), Request((1, 77), 5, Sampling(0.5, seed=8), logprobs=2)
+
+    def choose(rows: torch.Tensor, samplers: list) -> list[int | None]:
+        return [choice if one.sampling == bad.sampling else token for one, token in zip(samplers, choose_tokens(rows, samplers), strict=True)]
+
+    engine = Engine(model, sequences=3)
+    monkeypatch.setattr("fusible.models.generation.engine.choose_tokens", choose)
+    for request in (good, bad, good):
+        engine.add(request)
+    events = list(engine.run())
+    assert [(event.id, event.token) for event in events if event.ended == "failed"] == [(1, None)]
+    assert texts(events) == dict.fromkeys((0, 2), alone(model, good))
+
+
+@pytest.mark.parametrize(
+    "extreme", [{"temperature": 1e-40}, {"temperature": 1e300}, {"repetition_penalty": 1e-40}, {"repetition_penalty": 1e300}], ids=str
+)
+def test_parameters_beyond_fp32_leave_others_alone(model: TinyModel, extreme: dict) -> None:
+    engine = Engine(model, sequences=3)
+    good = Request((1, 2, 3), 8, Sampling(0.9, seed=2))
+    for request in (good, Request((5, 77), 8, Sampling(**{"seed": 0, **extreme})), good):
+        engine.add(request)
+    made = texts(list(engine.run()))
+    assert made[0] == made[2] == alone(model, good) and len(made[1]) == 8
+    if extreme.get("temperature") == 1e-40:
+        assert made[1] == alone(model, Request((5, 77), 8, GREEDY))
 
 
 def test_logprobs_are_those_of_the_model(model: TinyModel) -> None:

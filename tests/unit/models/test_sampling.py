@@ -98,6 +98,73 @@ def test_the_last_number_finds_the_last_token_that_has_a_probability() -> None:
     assert choose_tokens(torch.tensor([[float("-inf"), 0.0, 0.0]]), [sampler]) == [1]
 
 
+EXTREMES = [5e-324, 1e-300, 1e-40, 1e-38, 1e-30, 1e-3, 3.0, 1e30, 1e39, 1e300, 1.7e308, Fraction(1, 10**400), 10**400]
+"""Numbers that a temperature and a penalty may be: beyond fp32's and float64's range, denormal ones of either, and some within."""
+
+
+def _at_the_ends() -> list[torch.Tensor]:
+    largest, least = torch.finfo(torch.float32).max, torch.finfo(torch.float32).smallest_normal
+    rows = [[1.0, 2.0, -1.0, 0.0], [largest, -largest, 0.0, 1.0], [-largest, -largest / 2, -largest, -largest], [least / 4, 0.0, -least / 4, -least]]
+    return [torch.tensor(row) for row in [*rows, [-math.inf, -3.0, -math.inf, -2.0], [largest, largest, -math.inf, 0.0]]]
+
+
+@pytest.mark.parametrize("row", _at_the_ends(), ids=str)
+@pytest.mark.parametrize("more", [{}, {"top_k": 2}, {"top_p": 0.0}, {"top_p": 1e-300}, {"top_p": 0.9}, {"min_p": 1.0}, {"min_p": 1e-300}], ids=str)
+def test_every_temperature_and_penalty_chooses_a_token(row: torch.Tensor, more: dict) -> None:
+    for temperature in (0, *EXTREMES):
+        for penalty in (1, *EXTREMES):
+            for seen in ([], [0, 1], [0, 1, 2, 3]):
+                sampler = Sampler(Sampling(temperature, repetition_penalty=penalty, seed=1, **more), seen)
+                (token,) = choose_tokens(row[None], [sampler])
+                assert token is not None and row[token] > -math.inf, (temperature, penalty, seen)
+        if temperature:
+            drawn = Sampling(temperature, **more).choose(row.expand(8, -1), torch.Generator().manual_seed(0))
+            assert (row[drawn] > -math.inf).all()
+
+
+@pytest.mark.parametrize("temperature", [t for t in EXTREMES if t < 1e-30], ids=str)
+def test_a_small_temperature_takes_the_likeliest_token(temperature: float) -> None:
+    given = torch.cat([logits(64, 50), *(row[None].repeat(1, 13)[:, :50] for row in _at_the_ends()[1:2])])
+    drawn = choose_tokens(given, [Sampler(Sampling(temperature, seed=i), []) for i in range(len(given))])
+    assert given[torch.arange(len(given)), drawn].tolist() == given.amax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_penalties_without_bound_keep_the_order_of_what_was_seen(temperature: float) -> None:
+    given = torch.tensor([[3.0, 5.0, 4.0, 6.0, -1.0, -2.0]])
+    for penalty in (p for p in EXTREMES if p <= 1e-30):
+        for seen, wanted in (([0, 1, 2], 1), ([3, 4, 5, 1, 2, 0], 3)):
+            assert choose_tokens(given, [Sampler(Sampling(temperature, repetition_penalty=penalty, seed=0), seen)]) == [wanted], penalty
+    for penalty in (p for p in EXTREMES if p >= 1e30):
+        assert choose_tokens(given, [Sampler(Sampling(0, repetition_penalty=penalty), [1, 3])]) == [2], penalty
+        negative = torch.tensor([[-3.0, -1.0, -2.0]])
+        assert choose_tokens(negative, [Sampler(Sampling(temperature, repetition_penalty=penalty, seed=0), [0, 1, 2])]) == [1], penalty
+
+
+def test_ordinary_parameters_divide_in_fp32() -> None:
+    """So that a seed gives what it gave: bit for bit the quotients by the temperature, whatever the rows beside them."""
+    given = logits(6, 300)
+    temperatures = [0.3, 0.7, 1.0, 1.3, 40.0, 1e-40]
+    kept = _kept(given, [Sampling(temperature) for temperature in temperatures])
+    assert torch.equal(kept[:5], given[:5] / torch.tensor(temperatures[:5])[:, None])
+    for penalty in (0.8, 1.3, 1e-3):
+        seen = torch.tensor(sorted(set(SEEN)))
+        wanted = given[0].clone()
+        wanted[seen] = torch.where(wanted[seen] > 0, wanted[seen] / penalty, wanted[seen] * penalty)
+        assert torch.equal(Sampler(Sampling(repetition_penalty=penalty), SEEN).penalized(given[0]), wanted)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None])
+def test_a_row_without_a_choice_has_none_and_the_others_theirs(temperature: float, bad: float | None) -> None:
+    given = logits(3, 50)
+    wanted = [choose_tokens(given[i : i + 1], [Sampler(Sampling(temperature, seed=i), [])])[0] for i in (0, 2)]
+    given[1] = -math.inf if bad is None else given[1]
+    given[1, 3] = -math.inf if bad is None else bad
+    found = choose_tokens(given, [Sampler(Sampling(temperature, seed=i), []) for i in range(3)])
+    assert found == [wanted[0], None, wanted[1]]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 1.1}, {"min_p": -0.1}, {"repetition_penalty": 0}],

@@ -8,10 +8,12 @@ import math
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import CHATML, save_tokenizer
+from tiny_tokenizers import CHATML, save_tokenizer, trained
+from tokenizers import processors
 
 from fusible.errors import ArgumentError, CheckpointError, FusibleError, MissingModuleError
 from fusible.models.text import ChatTemplate, Tokenizer
@@ -55,6 +57,26 @@ def test_parquet_is_read_by_pyarrow_and_missed_without(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 nothing")
     with pytest.raises(ArgumentError, match="a file of Parquet"):
         list(read_documents([path]))
+    rows = [{"text": f"hello world {i} " * 20} for i in range(60)]
+    parquet.write_table(arrow.Table.from_pylist(rows), path)
+    content = path.read_bytes()
+    assert len(list(read_documents([path]))) == 60
+    for first in range(0, len(content) - 40, 40):  # a page is decoded when it is its turn
+        path.write_bytes(content[:first] + b"\xff" * 40 + content[first + 40 :])
+        try:
+            assert len(list(read_documents([path]))) <= 60
+        except ArgumentError as error:
+            assert str(path) in str(error) and "damaged content" in str(error), first
+    path.write_bytes(content[:20] + b"\xff" * 40 + content[60:])
+    with pytest.raises(ArgumentError, match=r"a\.parquet: expected a file of Parquet, got damaged content"):
+        list(read_documents([path]))
+
+
+PARTS = [{"type": "text", "text": "So"}, {"type": "text", "text": "."}]
+
+
+def _talk(content: object) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": content}]}).encode()
 
 
 BAD: dict[str, tuple[str, bytes | None, str]] = {
@@ -66,6 +88,41 @@ BAD: dict[str, tuple[str, bytes | None, str]] = {
     "number": ("a.jsonl", b"7", "got a int"),
     "no template": ("a.jsonl", json.dumps({"messages": TALK}).encode(), "a tokenizer with a chat template"),
 }
+HALF = r"^line 2 of .*a\.jsonl: expected characters of Unicode, got half of a surrogate pair; .*\.$"
+OTHERS = r"^line 1 of .*a\.jsonl: expected messages that have a role and a content, got others; repair them\.$"
+BAD_RECORDS = {
+    "half a pair": (b'{"text": "a"}\n{"text": "\\ud800a"}', HALF),
+    "half a pair in a prompt": (b'{"text": "a"}\n{"prompt": "\\ud800a", "completion": "b"}', HALF),
+    "half a pair in a completion": (b'{"text": "a"}\n{"prompt": "a", "completion": "b\\udc00"}', HALF),
+    "half a pair in a message": (b'{"text": "a"}\n{"messages": [{"role": "user", "content": "\\udfffa"}]}', HALF),
+    "no content": (b'{"messages": [{"role": "user"}]}', OTHERS),
+    "no role": (b'{"messages": [{"content": "a"}]}', OTHERS),
+    "content of null": (_talk(None), OTHERS),
+    "content of a number": (_talk(5), OTHERS),
+    "content of an object": (_talk({"text": "a"}), OTHERS),
+    "a picture": (_talk([*PARTS, {"type": "image", "image": "a"}]), OTHERS),
+    "a part of a number": (_talk([{"type": "text", "text": 5}]), OTHERS),
+    "a message of text": (b'{"messages": ["a"]}', OTHERS),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RECORDS)
+def test_bad_records_are_named_by_their_line(case: str, tmp_path: Path) -> None:
+    content, sentence = BAD_RECORDS[case]
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(ArgumentError, match=sentence):
+        list(read_documents([tmp_path / "a.jsonl"], ChatTemplate(CHATML)))
+
+
+def test_parts_of_a_content_are_one_text_and_a_call_of_tools_needs_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(_talk(PARTS) + b"\n" + _talk("So."))
+    one, other = read_documents([tmp_path / "a.jsonl"], ChatTemplate(CHATML))
+    assert one == other
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [*TALK[:1], call]}))
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls[0].function.name }}\n{% endfor %}"
+    (found,) = read_documents([tmp_path / "a.jsonl"], ChatTemplate(template + "{% if add_generation_prompt %}assistant: {% endif %}"))
+    assert [found.text[a:b] for a, b in found.learned or ()] == ["look\n"]
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -95,6 +152,50 @@ def test_tokens_of_what_the_assistant_says_are_learned_and_no_others(folder: Pat
     assert corpus.learned[count:].all() and corpus.tokens[-1] == tokenizer.token_of("</s>")
     with pytest.raises(ArgumentError, match="nothing but empty ones"):
         tokenize([], tokenizer)
+
+
+_AROUND = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+POST_PROCESSORS = {
+    "none": None,
+    "byte level": processors.ByteLevel(trim_offsets=False),
+    "trimming": processors.ByteLevel(trim_offsets=True),
+    "roberta": processors.RobertaProcessing(("</s>", 2), ("<s>", 1), trim_offsets=True, add_prefix_space=False),
+    "trimming, around": processors.Sequence([processors.ByteLevel(trim_offsets=True), _AROUND]),
+    "around": _AROUND,
+}
+
+
+@pytest.mark.parametrize("name", POST_PROCESSORS)
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        *itertools.product(["", "Say:\n", "Say:  "], ["\n\n    x\n\n🙂 ok\n", "<s> a  "]),
+        *itertools.product(["", "Say:\n<s>"], ["   ", " <s> a  "]),
+    ],
+)
+def test_spaces_of_a_completion_are_learned_and_what_stands_around_is_not(name: str, prompt: str, completion: str) -> None:
+    """Whatever the post-processor makes of the places. No token has a part of both, prompt and completion."""
+    library = tokenizers.Tokenizer.from_str(json.dumps(json.loads(trained().to_str()) | {"post_processor": None}))
+    plain = Tokenizer(library)
+    assert plain.encode(prompt + completion, special=False) == plain.encode(prompt, special=False) + plain.encode(completion, special=False)
+    if POST_PROCESSORS[name] is not None:
+        library.post_processor = POST_PROCESSORS[name]
+    tokenizer = Tokenizer(library, {"eos_token": "</s>"})
+    corpus = tokenize([Document(prompt + completion, ((len(prompt), len(prompt + completion)),))], tokenizer)
+    assert corpus.tokens.tolist()[: len(tokenizer.encode(prompt + completion))] == tokenizer.encode(prompt + completion)
+    around = name in ("roberta", "trimming, around", "around")
+    first = [False] * around + [False] * len(plain.encode(prompt, special=False))
+    assert corpus.learned.tolist() == [*first, *[True] * len(plain.encode(completion, special=False)), not around]
+
+
+def test_places_are_those_of_the_text_with_its_spaces() -> None:
+    library = trained()
+    library.post_processor = POST_PROCESSORS["trimming, around"]
+    found, places = Tokenizer(library).encode_places("a  b\n c ")
+    assert found == Tokenizer(library).encode("a  b\n c ") and places[0] is places[-1] is None
+    assert "".join("a  b\n c "[slice(*place)] for place in places if place) == "a  b\n c "
+    with pytest.raises(ArgumentError, match="the text: expected characters of Unicode"):
+        Tokenizer(library).encode_places("\ud800a")
 
 
 def of_lengths(lengths: list[int]) -> Corpus:

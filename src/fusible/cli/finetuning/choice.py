@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fusible.cli.finetuning.options import OWN, FinetuneOptions
+from fusible.cli.run_files import has_model_run
 from fusible.cli.training.options import TrainOptions
 from fusible.errors import ArgumentError, expected
-from fusible.files import locate
 
-__all__ = ["CHECKPOINT", "MANIFEST", "job_of"]
+__all__ = ["job_of"]
 
-CHECKPOINT, MANIFEST = "checkpoint", "training.json"
 _DEMO, _MODEL = "fusible.cli.training.job:train", "fusible.cli.finetuning.job:finetune"
 _COMMON = frozenset(("steps", "seq_len", "batch", "lr", "decay_steps", "seed", "recipe"))
 _OF_PROCESSES: dict[str, Any] = {"context_parallel": 1, "context_way": "all_to_all", "pipeline_parallel": 1}
@@ -25,7 +23,7 @@ _OF_PROCESSES: dict[str, Any] = {"context_parallel": 1, "context_way": "all_to_a
 def job_of(arguments: argparse.Namespace) -> str:
     """The function that does it. Raises ``ArgumentError`` for options of the one beside the other."""
     values = vars(arguments)
-    saved = arguments.resume is not None and os.path.lexists(locate(Path(arguments.resume) / CHECKPOINT, MANIFEST))
+    saved = arguments.resume is not None and has_model_run(Path(arguments.resume))
     if "model" not in values and not saved:
         for name in OWN:
             if name in values and name not in _COMMON:

@@ -14,16 +14,18 @@ from rich.console import Console
 from fusible.cli.console import make_console
 from fusible.cli.finetuning.data import read_data, tokenizer_folder
 from fusible.cli.finetuning.options import FinetuneOptions
-from fusible.cli.finetuning.results import check_free, discard_results, print_summary, write_results
+from fusible.cli.finetuning.results import print_summary, write_results
 from fusible.cli.finetuning.run import Run, saved_options
 from fusible.cli.finetuning.setup import base_files, check_model, load_model
 from fusible.cli.finetuning.shares import check_shares, facts_of
 from fusible.cli.folders import make_out_folder
+from fusible.cli.run_files import check_free, discard_demo, discard_model, discard_void, seals
 from fusible.cli.training.interruption import Interruption
 from fusible.cli.training.memory import PeakMemory
 from fusible.cli.training.progress import ProgressView, make_progress
 from fusible.cli.training.ranks import Layout, Ranks, together
 from fusible.errors import ArgumentError, FusibleError, expected
+from fusible.models.families import left_to_chance
 from fusible.models.text import Tokenizer
 from fusible.models.training import Cosine, Processes, StepOptions, Trainer
 
@@ -109,6 +111,10 @@ def _prepared(options: FinetuneOptions, resumed: Path | None, layout: Layout, ra
 def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh: bool) -> bool:
     """Train up to ``options.steps`` and save; false where Ctrl-C cut it short. ``fresh``: the first save replaces what another left in ``out``."""
     options, record, ranks, replaces, place = run.options, run.record, run.ranks, fresh, run.trainer.model.device
+    if ranks.first and fresh:
+        run.replaces = seals(out)
+    elif ranks.first:
+        discard_void(out)
 
     def save() -> None:
         nonlocal replaces
@@ -116,7 +122,8 @@ def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh
         record.peak_memory_bytes = ranks.largest(record.peak_memory_bytes)
         run.save(out)
         if replaces and ranks.first:
-            discard_results(out)
+            discard_model(out, state=False)
+            discard_demo(out)
         replaces = False
 
     progress.begin(options.recipe, run.step, options.steps, run.trainer.tokens_per_step)
@@ -143,7 +150,7 @@ def _trained(run: Run, out: Path, save_every: int, progress: ProgressView, fresh
 
 
 def _announce(console: Console, run: Run) -> None:
-    """Two lines on what is trained, on what, with what."""
+    """Two lines on what is trained, on what, with what; and one where the configuration has dropout, which is not applied."""
     options, told = run.options, run.data.described
     count = sum(parameter.numel() for parameter in run.trainer.parameters.values())
     what = f"adapters of rank {options.lora}, {count:,} parameters," if options.lora else f"{count:,} parameters"
@@ -152,3 +159,5 @@ def _announce(console: Console, run: Run) -> None:
     place = run.trainer.model.device
     on = f"{torch.get_num_threads()} threads" if place.type == "cpu" else f"on {place}"
     console.print(f"{work}, {options.recipe}, {on}{run.ranks.layout}.")
+    if chance := left_to_chance(run.trainer.model.config):
+        console.print(f"Not applied in training, of the model's configuration: {', '.join(f'{name} {value:g}' for name, value in chance.items())}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,40 +15,18 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fusible import __version__, models
-from fusible.cli.finetuning.choice import CHECKPOINT
 from fusible.cli.finetuning.data import tokenizer_folder
 from fusible.cli.finetuning.run import Run
 from fusible.cli.finetuning.setup import new_model
-from fusible.cli.training.checkpoint import has_checkpoint
+from fusible.cli.run_files import CHECKPOINT, MODEL_REPORTS
 from fusible.cli.training.plot import smooth
-from fusible.errors import ArgumentError, expected
-from fusible.files import locate, replace_files, replace_folder
+from fusible.files import replace_files, replace_folder
 from fusible.models import LanguageModel
 from fusible.models.checkpoints.writing import other_files
 from fusible.models.pretrained import language_model_from
-from fusible.models.training import Trainer, has_run, load_run, merge_adapters, read_manifest, save_adapters
+from fusible.models.training import Trainer, load_run, merge_adapters, read_manifest, save_adapters
 
-__all__ = ["check_free", "discard_results", "print_summary", "write_results"]
-
-_REPORTS, _FOLDERS = ("metrics.json", "loss.png"), ("model", "adapter")
-
-
-def check_free(out: Path) -> None:
-    """Raise ``ArgumentError`` if ``out`` has what a run wrote: a new one would overwrite it."""
-    found = [out / CHECKPOINT] if has_run(out / CHECKPOINT) else [out] if has_checkpoint(out) else []
-    found += [out / name for name in (*_FOLDERS, *_REPORTS) if os.path.lexists(locate(out, name))]
-    if found:
-        do = f"go on with it by --resume {out}, name another folder, or write over it by --overwrite"
-        raise ArgumentError(expected("a folder without a run", of=f"--out {out}", got=f"the run in {found[0]}", do=do))
-
-
-def discard_results(out: Path) -> None:
-    """Remove what a former run wrote at its end, where another one has taken its place."""
-    for name in _REPORTS:
-        while os.path.lexists(path := locate(out, name)):
-            path.unlink()
-    for name in _FOLDERS:
-        shutil.rmtree(out / name, ignore_errors=True)
+__all__ = ["print_summary", "write_results"]
 
 
 def write_results(run: Run, out: Path) -> list[str]:
@@ -69,8 +46,8 @@ def write_results(run: Run, out: Path) -> list[str]:
         models.save_pretrained(model, _vacated(out, "model"), files=files)
         written.append(_placed(out, "model"))
     metrics = json.dumps(_metrics(run), indent=1, allow_nan=False).encode()
-    replace_files(out, {"metrics.json": metrics, "loss.png": _drawn(run)})
-    return [*written, *_REPORTS, CHECKPOINT]
+    replace_files(out, dict(zip(MODEL_REPORTS, (metrics, _drawn(run)), strict=True)))
+    return [*written, *MODEL_REPORTS, CHECKPOINT]
 
 
 def print_summary(console: Console, run: Run, out: Path, written: list[str]) -> None:

@@ -8,26 +8,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusible.cli.finetuning.choice import CHECKPOINT
 from fusible.cli.finetuning.data import Data
 from fusible.cli.finetuning.options import FinetuneOptions
+from fusible.cli.run_files import CHECKPOINT, MANIFEST, MODEL_FILES, has_model_run
 from fusible.cli.training.ranks import ALONE, Ranks
 from fusible.cli.training.record import Record
 from fusible.cli.training.shards import Shards, fingerprint_of, save_together
 from fusible.errors import CheckpointError, expected
-from fusible.models.training import Trainer, has_run, load_run, read_manifest, save_run
-from fusible.models.training.saved_run import MANIFEST, file_pieces, sealed
+from fusible.models.training import Trainer, load_run, read_manifest, save_run
+from fusible.models.training.saved_run import file_pieces, sealed
 
 __all__ = ["Run", "saved_options"]
 
 
 _FORMAT = {"format": "fusible train --model", "version": 1}
-_PARAMETERS, _STATE = "parameters.safetensors", "state.safetensors"
+_PARAMETERS, _STATE, _ = MODEL_FILES
 
 
 @dataclass
 class Run:
-    """``base``: the SHA-256 of the files of frozen weights, by name; empty where all are trained. ``evaluations``: steps and losses.
+    """``base``: the SHA-256 of the files of frozen weights, by name; empty where all are trained. ``evaluations``: steps and losses. ``replaces``:
+    the seals of the runs that it overwrites.
 
     Of several processes each has one, all of whose methods are called in every process alike."""
 
@@ -38,6 +39,7 @@ class Run:
     ranks: Ranks = ALONE
     record: Record = field(default_factory=Record)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+    replaces: tuple[str, ...] = ()
     _steady: bool = False
 
     @property
@@ -63,8 +65,10 @@ class Run:
 
     def save(self, out: Path) -> None:
         """Write the state into ``out/checkpoint``, in the place of the former one."""
-        said = {**_FORMAT, "options": self.options.to_json(), "data": self.data.described, "base": dict(self.base)}
+        said: dict[str, Any] = {**_FORMAT, "options": self.options.to_json(), "data": self.data.described, "base": dict(self.base)}
         told = {"record": self.record.to_json(), "evaluations": self.evaluations}
+        if self.replaces:
+            said["replaces"] = list(self.replaces)
         if self.trainer.processes.divided:
             self._save_together(out / CHECKPOINT, {**said, **told})
             return
@@ -96,7 +100,7 @@ class Run:
 
 def saved_options(out: Path) -> tuple[FinetuneOptions, int]:
     """The options of the run in ``out``, and how many steps it has done. Raises ``CheckpointError`` where there is none."""
-    if not has_run(out / CHECKPOINT):
+    if not has_model_run(out):
         do = "name the --out of a run that was saved"
         raise CheckpointError(expected("a checkpoint", of=f"--resume {out}", got="none", do=do))
     manifest = _manifest(out)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,33 +21,31 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from fusible.cli.run_files import CHECKPOINT_FILES
 from fusible.cli.run_options import MAX_STEPS
 from fusible.cli.training.memory import parameter_count
 from fusible.cli.training.options import RECIPES, TrainOptions
 from fusible.cli.training.record import Record
 from fusible.cli.training.shards import Shards, fingerprint_of, save_together
 from fusible.errors import CheckpointError, expected
-from fusible.files import Replacement, locate, parse_json, read_file, replace_files
+from fusible.files import locate, parse_json, read_file, replace_files
 from fusible.models.training.shards import Shard, is_shard, join_shards
 
 if TYPE_CHECKING:
     from fusible.cli.training.ranks import Ranks
 
 __all__ = [
-    "CHECKPOINT_FILES",
     "Checkpoint",
     "MOMENT_KINDS",
     "Manifest",
     "RNG_STATE",
-    "files_of_checkpoints",
-    "has_checkpoint",
     "load_checkpoint",
     "read_manifest",
     "save_checkpoint",
     "save_shards",
 ]
 
-_MODEL, _STATE, _MANIFEST = CHECKPOINT_FILES = ("model.safetensors", "state.safetensors", "state.json")
+_MODEL, _STATE, _MANIFEST = CHECKPOINT_FILES
 _FORMAT = {"format": "fusible train", "version": 1}
 _SEAL = "sha256"
 _MANIFEST_LIMIT = 2**20 + 32 * MAX_STEPS
@@ -91,17 +88,6 @@ class Manifest:
     files: dict[str, dict[str, Any]]
     replaces: tuple[str, ...]
     seal: str
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run was saved in ``folder``."""
-    return any(os.path.lexists(locate(folder, name)) for name in CHECKPOINT_FILES)
-
-
-def files_of_checkpoints(folder: Path) -> list[str]:
-    """The names of the files that checkpoints may have left in ``folder``; the manifest is the last."""
-    shards = {path.name for place in Replacement.places(folder) for path in place.glob("shard-*") if is_shard(path.name)}
-    return [*sorted(shards), *CHECKPOINT_FILES]
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:

@@ -15,9 +15,10 @@ from rich.console import Console
 from fusible import __version__
 from fusible.cli.console import make_console
 from fusible.cli.folders import make_out_folder
+from fusible.cli.run_files import check_free
 from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.interruption import Interruption
-from fusible.cli.training.layout import Saves, check_free, load_runs
+from fusible.cli.training.layout import Saves, load_runs
 from fusible.cli.training.memory import PeakMemory, check_memory
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.progress import ProgressView, make_progress

@@ -1,34 +1,18 @@
-"""The folders of a training command's checkpoints: ``DIR`` for one recipe, ``DIR/<recipe>`` for several.
-
-A command that overwrites another's files leaves them whole until its own first checkpoint is complete. That checkpoint names the seals of those that
-it replaces, so the rename that makes it valid also makes them void, wherever they are. Only then are they removed.
-"""
+"""The folders of a training command's checkpoints: ``DIR`` for one recipe, ``DIR/<recipe>`` for several."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from fusible.cli.training.checkpoint import (
-    Checkpoint,
-    Manifest,
-    files_of_checkpoints,
-    has_checkpoint,
-    load_checkpoint,
-    read_manifest,
-    save_checkpoint,
-    save_shards,
-)
-from fusible.cli.training.options import RECIPES, TrainOptions
+from fusible.cli.run_files import demo_files, demo_places, discard_demo, discard_model, discard_void, has_checkpoint, remove, seals, void_seals
+from fusible.cli.training.checkpoint import Checkpoint, Manifest, load_checkpoint, read_manifest, save_checkpoint, save_shards
+from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.ranks import ALONE, Ranks
-from fusible.errors import ArgumentError, CheckpointError, expected
-from fusible.files import locate
+from fusible.errors import CheckpointError, expected
 
-__all__ = ["REPORT_FILES", "Saves", "check_free", "load_runs", "run_folder"]
-
-REPORT_FILES = ("metrics.json", "loss.png", "pipeline.txt")
+__all__ = ["Saves", "load_runs", "run_folder"]
 
 
 def run_folder(out: Path, options: TrainOptions, recipe: str) -> Path:
@@ -57,17 +41,8 @@ def load_runs(folder: Path, option: str = "--resume") -> tuple[TrainOptions, dic
     return common, {manifest.recipe: load_checkpoint(place, manifest) for place, manifest in manifests.items()}
 
 
-def check_free(out: Path) -> None:
-    """Raises ``ArgumentError`` if ``out`` has a run's checkpoint or report: a new command would overwrite it."""
-    places = [place for place in _places(out) if has_checkpoint(place)]
-    places += [out / name for name in REPORT_FILES if not places and os.path.lexists(locate(out, name))]
-    if places:
-        do = f"go on with it by --resume {out}, name another folder, or write over it by --overwrite"
-        raise ArgumentError(expected("a folder without a run", of=f"--out {out}", got=f"the run in {places[0]}", do=do))
-
-
 class Saves:
-    """The checkpoints of one command in ``out``. It resumes those of the recipes ``finished``, and replaces all others there.
+    """The checkpoints of one command in ``out``. It resumes those of the recipes ``finished``, and replaces all other runs there, of either kind.
 
     Of several processes each has one; the first alone removes anything.
     """
@@ -75,9 +50,9 @@ class Saves:
     def __init__(self, out: Path, options: TrainOptions, finished: Collection[str], ranks: Ranks = ALONE) -> None:
         self._out, self._options, self._ranks = out, options, ranks
         self._saved = {run_folder(out, options, recipe) for recipe in finished}
-        self._replaces = () if finished or not ranks.first else _seals(out)
-        if finished and ranks.first:  # checkpoints that were replaced by a process that ended before it removed them
-            _discard_runs(out, self._saved, reports=False)
+        self._replaces = () if finished or not ranks.first else seals(out)
+        if finished and ranks.first:  # what was replaced by a process that ended before it removed it
+            discard_void(out)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save a recipe's checkpoint. After the first one, remove those that it replaces."""
@@ -90,52 +65,21 @@ class Saves:
         if self._ranks.first:
             _discard_stale(place)
             if not self._saved:
-                _discard_runs(self._out, {place}, reports=True)
+                discard_model(self._out)
+                discard_demo(self._out, {place})
         self._saved.add(place)
-
-
-def _seals(folder: Path) -> tuple[str, ...]:
-    """The seals of the checkpoints in ``folder``. Those that cannot be read are left out."""
-    found = []
-    for place in _places(folder):
-        try:
-            found += [read_manifest(place).seal] if has_checkpoint(place) else []
-        except CheckpointError:
-            continue
-    return tuple(found)
-
-
-def _discard_runs(folder: Path, keep: Collection[Path], reports: bool) -> None:
-    """Remove the checkpoints in ``folder`` except those in the places ``keep``, and the reports where asked to.
-
-    The manifest of a checkpoint is removed last: as long as other files are there, it says that they were replaced.
-    """
-    for place in _places(folder):
-        for name in files_of_checkpoints(place) if place not in keep else ():
-            _remove(place, name)
-    for name in REPORT_FILES if reports else ():
-        _remove(folder, name)
 
 
 def _discard_stale(place: Path) -> None:
     """Remove what a checkpoint of other processes has left beside the one in ``place``."""
     files = read_manifest(place).files
-    for name in files_of_checkpoints(place)[:-1]:
+    for name in demo_files(place)[:-1]:
         if name not in files:
-            _remove(place, name)
-
-
-def _remove(place: Path, name: str) -> None:
-    while os.path.lexists(path := locate(place, name)):
-        path.unlink()
-
-
-def _places(folder: Path) -> tuple[Path, ...]:
-    return (folder, *(folder / recipe for recipe in RECIPES))
+            remove(place, name)
 
 
 def _valid(folder: Path) -> dict[Path, Manifest]:
-    """The manifests in ``folder`` by their places, without those that another one replaces."""
-    found = {place: read_manifest(place) for place in _places(folder) if has_checkpoint(place)}
-    void = {seal for manifest in found.values() for seal in manifest.replaces}
+    """The manifests in ``folder`` by their places, without those that another one, of either kind, replaces."""
+    found = {place: read_manifest(place) for place in demo_places(folder) if has_checkpoint(place)}
+    void = void_seals(folder)
     return {place: manifest for place, manifest in found.items() if manifest.seal not in void}

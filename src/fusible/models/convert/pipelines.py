@@ -62,6 +62,7 @@ class ConvertedModule(Swapped, BaseModule):
 
     # The state dict is that of the former class, and so are the ways in and out of one, and how parameters begin.
     kept = ("_save_to_state_dict", "_load_from_state_dict", "load_state_dict", "named_buffers", "reset_parameters", "extra_repr", "compile")
+    kept += ("register_parameter",)  # a forward of the former class may do without one
     _recipe: Recipe | None
     """Of the conversion: what it follows outside of every ``autocast``."""
     _own: autocast

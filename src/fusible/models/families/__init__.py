@@ -13,6 +13,6 @@ from fusible.models.families import t5 as _t5
 from fusible.models.families import vit as _vit
 from fusible.models.families import whisper as _whisper
 from fusible.models.families.config import Config
-from fusible.models.families.registry import FAMILIES, blueprint_of, check_causal, family
+from fusible.models.families.registry import FAMILIES, blueprint_of, check_causal, family, left_to_chance
 
-__all__ = ["Config", "FAMILIES", "blueprint_of", "check_causal", "family"]
+__all__ = ["Config", "FAMILIES", "blueprint_of", "check_causal", "family", "left_to_chance"]

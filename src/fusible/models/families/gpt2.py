@@ -19,7 +19,7 @@ ACTIVATIONS = {
 """Activations by the names that configurations have for them."""
 
 
-@family("gpt2")
+@family("gpt2", attn_pdrop=0.1, embd_pdrop=0.1, resid_pdrop=0.1)
 def gpt2(config: Config) -> Blueprint:
     """Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"."""
     config = config.with_names(hidden_size="n_embd", num_attention_heads="n_head", num_hidden_layers="n_layer", max_position_embeddings="n_positions")

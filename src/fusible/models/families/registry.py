@@ -10,19 +10,24 @@ from fusible.models.blueprints import AnyBlueprint, EncoderBlueprint
 from fusible.models.families.config import Config
 from fusible.models.parts import Blueprint
 
-__all__ = ["FAMILIES", "Reader", "blueprint_of", "check_causal", "family"]
+__all__ = ["FAMILIES", "Reader", "blueprint_of", "check_causal", "family", "left_to_chance"]
 
 Reader = Callable[[Config], AnyBlueprint]
 """Makes a blueprint of a configuration. Raises ``CheckpointError`` for what its models are not made with."""
 
 FAMILIES: dict[str, Reader] = {}
+_OF_CHANCE = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "router_jitter_noise")
+"""Entries of a decoder's configuration that count while transformers trains it, and that our models do not have: dropout, and a router's noise."""
+_USUAL: dict[str, Mapping[str, float]] = {}
+"""Of ``_OF_CHANCE``, by family, what is more than 0 where a file leaves it out."""
 
 
-def family(*model_types: str) -> Callable[[Reader], Reader]:
-    """Register a reader of the configurations of ``model_types``."""
+def family(*model_types: str, **usual: float) -> Callable[[Reader], Reader]:
+    """Register a reader of the configurations of ``model_types``. ``usual``: the defaults above 0 of entries that ``left_to_chance`` names."""
 
     def register(reader: Reader) -> Reader:
         FAMILIES.update(dict.fromkeys(model_types, reader))
+        _USUAL.update(dict.fromkeys(model_types, usual))
         return reader
 
     return register
@@ -40,6 +45,12 @@ def blueprint_of(config: Config) -> AnyBlueprint:
         raise config.refuse("is_causal", "none")
     config.require(is_causal=causal)
     return blueprint
+
+
+def left_to_chance(entries: Mapping[str, Any]) -> dict[str, float]:
+    """What a decoder's configuration says is left to chance in training, dropout above all: entries above 0. Our models compute none of it."""
+    known = {**_USUAL.get(str(entries.get("model_type")), {}), **entries}
+    return {name: known[name] for name in _OF_CHANCE if isinstance(known.get(name), int | float) and known[name] > 0}
 
 
 def check_causal(entries: Mapping[str, Any], of: str) -> None:

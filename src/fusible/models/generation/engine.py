@@ -265,14 +265,17 @@ class Engine:
         with torch.inference_mode():
             rows = logits[[one.slot for one in ready]].float()
             sound = rows.amax(-1).isfinite().tolist()  # a NaN anywhere is the largest
-            failed = [one for one, good in zip(ready, sound, strict=True) if not good]
-            ready = [one for one, good in zip(ready, sound, strict=True) if good]
+            good = [one for one, right in zip(ready, sound, strict=True) if right]
             rows = rows[torch.tensor(sound, device=rows.device)]
-            chosen = choose_tokens(rows, [one.sampler for one in ready]) if ready else []
-            logprobs = _logprobs(rows, chosen, [one.request.logprobs for one in ready])
+            chosen = choose_tokens(rows, [one.sampler for one in good]) if good else []
+            # One that the model does not have would fail the next step, which is that of all.
+            tokens = [None if token is None or token >= self._model.vocabulary else token for token in chosen]
+            logprobs = _logprobs(rows, tokens, [one.request.logprobs for one in good])
+        failed = [one for one, right in zip(ready, sound, strict=True) if not right]
+        failed += [one for one, token in zip(good, tokens, strict=True) if token is None]
         for one in failed:
             self._end(one)
-        told = [self._tell(one, token, about) for one, token, about in zip(ready, chosen, logprobs, strict=True)]
+        told = [self._tell(one, token, about) for one, token, about in zip(good, tokens, logprobs, strict=True) if token is not None]
         return [Event(one.id, ended="failed") for one in failed] + told
 
     def _tell(self, one: _Running, token: int, logprobs: Logprobs | None) -> Event:
@@ -285,11 +288,11 @@ class Engine:
         return Event(one.id, token, logprobs, ended)
 
 
-def _logprobs(rows: Tensor, chosen: list[int], wanted: list[int | None]) -> list[Logprobs | None]:
-    """Of the rows that ask for them, from logits ``[sequences, vocabulary]``."""
+def _logprobs(rows: Tensor, chosen: list[int | None], wanted: list[int | None]) -> list[Logprobs | None]:
+    """Of the rows that have a token and ask for them, from logits ``[sequences, vocabulary]``."""
     told: list[Logprobs | None] = [None] * len(chosen)
     for row, (token, count) in enumerate(zip(chosen, wanted, strict=True)):
-        if count is not None:
+        if token is not None and count is not None:
             values = rows[row].log_softmax(-1)
             best = values.topk(min(count, len(values)))
             told[row] = Logprobs(float(values[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))

@@ -12,7 +12,7 @@ from fusible.models.generation.token_rows import tokens_in
 __all__ = ["Ended", "Event", "Logprobs", "Request"]
 
 Ended = Literal["stop", "length", "cancelled", "failed"]
-"""Why a request ended: its model chose a stop token, it has its tokens, someone cancelled it, or its logits were no numbers."""
+"""Why a request ended: its model chose a stop token, it has its tokens, someone cancelled it, or its logits were no numbers, or gave no token."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -118,19 +119,21 @@ class Sampler:
         """fp32 ``[vocabulary]`` with the penalty on what was seen."""
         if not self._seen:
             return logits
-        seen = torch.tensor(list(self._seen), device=logits.device)
-        values, penalty = logits[seen], self.sampling.repetition_penalty
-        return logits.index_copy(0, seen, torch.where(values > 0, values / penalty, values * penalty))
+        seen, penalty = torch.tensor(list(self._seen), device=logits.device), _within_floats(self.sampling.repetition_penalty)
+        changed = _divided_where_positive(logits, seen, penalty)
+        return changed if changed.amax().isfinite() else _penalized_widely(logits, seen, penalty)
 
 
-def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
-    """A token of each row of ``logits``, fp32 ``[sequences, vocabulary]``, by the sampler of its sequence.
+def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> list[int | None]:
+    """A token of each row of ``logits``, fp32 ``[sequences, vocabulary]``, by the sampler of its sequence; None where a row has NaN or +inf, or
+    nothing but -inf.
 
     A row's token is the first whose cumulative probability, in the order of the vocabulary, is more than the number that its sampler draws.
     """
     if any(sampler.sampling.repetition_penalty != 1 for sampler in samplers):
         logits = torch.stack([sampler.penalized(row) for sampler, row in zip(samplers, logits, strict=True)])
     chosen = logits.argmax(-1)
+    sound = logits.gather(-1, chosen.unsqueeze(-1)).squeeze(-1).isfinite()  # NaN is the largest
     drawing = [row for row, sampler in enumerate(samplers) if sampler.sampling.temperature]
     if drawing:
         rows = torch.tensor(drawing, device=logits.device)
@@ -140,12 +143,49 @@ def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
         # Below the total, which the product may round to: at or above it would be the token behind the last one.
         aims = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
         chosen = chosen.index_copy(0, rows, torch.searchsorted(cumulative, aims, right=True).squeeze(-1))
-    return chosen.tolist()
+    return [token if good and token < logits.shape[-1] else None for token, good in zip(chosen.tolist(), sound.tolist(), strict=True)]
+
+
+def _within_floats(value: float) -> float:
+    """A positive number, maybe a fraction or an integer of any size, as the nearest normal one of float64."""
+    try:
+        return min(max(float(value), sys.float_info.min), sys.float_info.max)
+    except OverflowError:
+        return sys.float_info.max
+
+
+def _divided_where_positive(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    values = logits[seen]
+    return logits.index_copy(0, seen, torch.where(values > 0, values / penalty, values * penalty))
+
+
+def _penalized_widely(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """fp32 ``[vocabulary]`` where the penalized logits are beyond fp32: less the largest, in float64. The least finite one stands for what is below.
+
+    A penalty of which fp32's least magnitude becomes more than its largest, or the other way round, is as good as all beyond."""
+    wide = _divided_where_positive(logits.double(), seen, min(max(penalty, 1e-200), 1e200))
+    behind = wide - wide.amax()
+    return torch.where(behind.isneginf(), behind, behind.clamp(min=torch.finfo(torch.float32).min)).float()
+
+
+def _by_temperature(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """fp32 ``[rows, vocabulary]``: the logits divided by the temperature of their row.
+
+    Rows of which fp32 has no such quotients have them less the largest logit, of float64: the softmax is the same, and where the temperature comes
+    near 0 it is 1 for the likeliest token."""
+    floats = [_within_floats(temperature) for temperature in temperatures]
+    scaled = logits / _column(floats, logits)
+    beyond = (~scaled.amax(-1).isfinite()).nonzero().squeeze(-1)
+    if not len(beyond):
+        return scaled
+    wide = logits[beyond].double()
+    divided = (wide - wide.amax(-1, keepdim=True)) / _column(floats, wide)[beyond]
+    return scaled.index_copy(0, beyond, divided.float())
 
 
 def _kept(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """The logits by the temperature, and -inf for tokens that are left out. Each filter is a least logit per row."""
-    scaled = logits / _column([sampling.temperature for sampling in samplings], logits)
+    scaled = _by_temperature(logits, [sampling.temperature for sampling in samplings])
     rows = [row for row, sampling in enumerate(samplings) if (sampling.top_k or logits.shape[-1]) < logits.shape[-1]]
     if rows:
         scaled = _without(scaled, rows, _least_of_top_k(scaled[rows], [samplings[row].top_k or 1 for row in rows]))
@@ -160,7 +200,7 @@ def _kept(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(-1)
+    return torch.tensor([float(value) for value in values], dtype=like.dtype, device=like.device).unsqueeze(-1)
 
 
 def _without(scaled: Tensor, rows: list[int], least: Tensor) -> Tensor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.errors import CheckpointError, expected
 from fusible.files import read_file
 from fusible.models.text.config_files import read_config, token_text
 from fusible.models.text.libraries import library
+from fusible.models.text.unicode import check_unicode
 
 if TYPE_CHECKING:
     import tokenizers
@@ -63,14 +65,24 @@ class Tokenizer:
 
         Raises ``ArgumentError`` for a text that UTF-8 has no bytes for.
         """
-        if _has_surrogates(text):
-            raise ArgumentError(expected("characters of Unicode", of="the text", got="half of a surrogate pair", do="give whole ones"))
+        check_unicode(text)
         return self._tokenizer.encode(text, add_special_tokens=special).ids
 
-    def encode_places(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
-        """The same, and of each token which characters of ``text`` it stands for, ``(first, behind the last)``; of those put around it, none."""
-        found = self._tokenizer.encode(text, add_special_tokens=special)
-        return found.ids, found.offsets
+    def encode_places(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int] | None]]:
+        """The same, and of each token which characters of ``text`` it stands for, ``(first, behind the last)``, spaces included; None for those that
+        are put around it."""
+        check_unicode(text)
+        plain = self._without_post_processor.encode(text, add_special_tokens=False)
+        found = self._tokenizer.post_process(plain, None, special)
+        places = iter(plain.offsets)
+        return found.ids, [None if around else next(places, None) for around in found.special_tokens_mask]
+
+    @cached_property
+    def _without_post_processor(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, of a text alone: a post-processor may take spaces away from the places of tokens."""
+        copy = type(self._tokenizer).from_str(self._tokenizer.to_str())
+        copy.post_processor = library("tokenizers").processors.ByteLevel(trim_offsets=False)  # changes nothing
+        return copy
 
     def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
         """The text of ``tokens``; bytes that are no UTF-8 become U+FFFD. Spaces stay as they are: nothing is cleaned up."""
@@ -79,14 +91,6 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """The text of one token, for people: special ones too."""
         return self.decode([token], skip_special=False)
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _parsed(content: bytes, of: str) -> tokenizers.Tokenizer:

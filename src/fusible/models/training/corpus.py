@@ -71,7 +71,7 @@ def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Corpus:
             flags = bytes([1]) * len(found)
         else:
             found, places = tokenizer.encode_places(document.text, document.whole)
-            flags = bytes(first < last and any(begin <= first < stop for begin, stop in document.learned) for first, last in places)
+            flags = bytes(place is not None and any(begin <= place[0] < stop for begin, stop in document.learned) for place in places)
         if document.whole and end is not None and found[-1:] != [end]:
             found, flags = [*found, end], flags + bytes([1])
         if found:

@@ -11,6 +11,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.files import parse_json, read_file
 from fusible.models.text import ChatTemplate
 from fusible.models.text.libraries import library
+from fusible.models.text.unicode import check_unicode
 
 __all__ = ["Document", "read_documents"]
 
@@ -69,22 +70,35 @@ def _json_lines(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:
 
 
 def _parquet(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:
+    for number, row in enumerate(_rows(path), 1):
+        yield _of_record({name: value for name, value in row.items() if value is not None}, f"row {number} of {path}", chat)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file of Parquet. Pages are decoded when it is their turn: what pyarrow finds wrong there, an ``OSError`` too, is the file's
+    fault."""
     arrow, reader = library("pyarrow", extra="parquet"), library("pyarrow", extra="parquet", module="pyarrow.parquet")
+    content = arrow.BufferReader(_content(path))
     try:
-        file = reader.ParquetFile(arrow.BufferReader(_content(path)))
+        file = reader.ParquetFile(content)
         names = set(file.schema_arrow.names)
         wanted = [name for name in ("text", "messages", "prompt", "completion") if name in names]
-        rows = (row for batch in file.iter_batches(columns=wanted) for row in batch.to_pylist())
-    except arrow.ArrowException as error:
+        for batch in file.iter_batches(columns=wanted):
+            yield from batch.to_pylist()
+    except (arrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
         raise ArgumentError(expected("a file of Parquet", of=str(path), got=f"damaged content ({error})", do="name another file")) from None
-    for number, row in enumerate(rows, 1):
-        yield _of_record({name: value for name, value in row.items() if value is not None}, f"row {number} of {path}", chat)
 
 
 _READERS = {".txt": _text, ".jsonl": _json_lines, ".parquet": _parquet}
 
 
 def _of_record(record: Any, of: str, chat: ChatTemplate | None) -> Document:
+    document = _document(record, of, chat)
+    check_unicode(document.text, of)
+    return document
+
+
+def _document(record: Any, of: str, chat: ChatTemplate | None) -> Document:
     if isinstance(record, Mapping):
         if isinstance(record.get("messages"), list):
             return _of_messages(record["messages"], of, chat)
@@ -101,8 +115,7 @@ def _of_messages(messages: Sequence[Any], of: str, chat: ChatTemplate | None) ->
     """A conversation as its template writes it. What the assistant says is found as what the text has more with a message than up to it."""
     if chat is None:
         raise ArgumentError(expected("a tokenizer with a chat template", of=of, got="messages and no template", do="give text, or another tokenizer"))
-    if not all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages):
-        raise ArgumentError(expected("messages that have a role and a content", of=of, got="others", do="repair them"))
+    messages = [_message(message, of) for message in messages]
     text, learned = chat.render(messages, add_generation_prompt=False), list[tuple[int, int]]()
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -113,3 +126,16 @@ def _of_messages(messages: Sequence[Any], of: str, chat: ChatTemplate | None) ->
             raise ArgumentError(expected(wanted, of=of, got="one that changes what came before", do="give the conversation as text"))
         learned.append((len(before), len(through)))
     return Document(text, tuple(learned), whole=False)
+
+
+def _message(message: Any, of: str) -> Mapping[str, Any]:
+    """A message with a role, and a text as its content, of which parts are put together. One that calls tools may have none."""
+    if isinstance(message, Mapping) and isinstance(message.get("role"), str):
+        content = message.get("content")
+        if isinstance(content, str) or (content is None and message.get("tool_calls")):
+            return message
+        parts = content if isinstance(content, list) else [None]
+        texts = [part["text"] for part in parts if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)]
+        if len(texts) == len(parts):
+            return {**message, "content": "".join(texts)}
+    raise ArgumentError(expected("messages that have a role and a content", of=of, got="others", do="repair them"))
