@@ -17,6 +17,7 @@ __all__ = ["CrossEntropyLoss", "gradients", "in_blocks", "merged", "statistics"]
 
 Reduction = Literal["mean", "sum", "none"]
 
+_OPTIONS = frozenset({"ignore_index", "label_smoothing", "z_loss", "reduction", "group"})
 _BLOCK = 1 << 22
 """The number of logits that are held in fp32 at once."""
 _FLOATING = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
@@ -49,6 +50,13 @@ class CrossEntropyLoss(nn.Module):
             raise ArgumentError(expected("'mean', 'sum' or 'none'", of="reduction of CrossEntropyLoss", got=repr(reduction), do="pass one of them"))
         self.ignore_index, self.label_smoothing, self.z_loss, self.reduction = ignore_index, label_smoothing, z_loss, reduction
         self._shared = _Shared.of(group)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """An option that is set takes effect at the next call. One that the constructor refuses raises as it does there, and is not set."""
+        if name in _OPTIONS and "_shared" in vars(self):
+            made = CrossEntropyLoss(**{name: value})
+            name, value = ("_shared", made._shared) if name == "group" else (name, value)
+        super().__setattr__(name, value)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         _check(logits, target)

@@ -16,28 +16,32 @@ __all__ = ["BoundOp", "changes", "in_shape", "key_of", "note_change", "with_rows
 
 class BoundOp(NamedTuple):
     """An op, the module that it belongs to, and the module's names of the parameters behind ``op.args``. ``extras``: the extra tensors of an
-    operation that has some. ``block``: the containers in which it stands, from the outermost inwards, each by its place in the one around it."""
+    operation that has some. ``block``: the containers in which it stands, from the outermost inwards, each by its place in the one around it.
+    ``place``: which of its module's ops it is, where the module makes them anew when its options change."""
 
     op: Op
     module: Any
     parameters: tuple[str, ...]
     extras: Extras | None = None
     block: tuple[int, ...] = ()
+    place: int | None = None
 
     @property
-    def key(self) -> int:
-        """Its identity: the module's, where that may make its op anew, else the op's."""
+    def key(self) -> Any:
+        """Its identity: the module's and its place there, where that may make its op anew, else the op's."""
+        if self.place is not None:
+            return id(self.module), self.place
         return id(self.module if self.module.remakes_op else self.op)
 
     def within(self, block: tuple[int, ...]) -> BoundOp:
         """The same in a container that stands at ``block``."""
-        return BoundOp(self.op, self.module, self.parameters, self.extras, (*block, *self.block)) if block else self
+        return BoundOp(self.op, self.module, self.parameters, self.extras, (*block, *self.block), self.place) if block else self
 
     def now(self) -> BoundOp:
         """The bound op that the module has in its place now; itself where nothing has changed."""
         made = self.module.current(self)
         same = made.op is self.op and made.extras == self.extras
-        return self if same else BoundOp(made.op, made.module, made.parameters, made.extras, self.block)
+        return self if same else BoundOp(made.op, made.module, made.parameters, made.extras, self.block, self.place)
 
 
 def key_of(bound: Sequence[BoundOp]) -> tuple[Any, ...]:

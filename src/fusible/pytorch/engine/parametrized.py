@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["is_computed", "originals", "parameter_of", "tensors_of"]
+from fusible.errors import ArgumentError, expected
+
+__all__ = ["is_computed", "is_missing", "lacks_parameter", "originals", "parameter_of", "tensors_of"]
 
 
 def parameter_of(module: nn.Module, name: str) -> Any:
@@ -32,6 +34,17 @@ def originals(module: nn.Module, name: str) -> Sequence[torch.Tensor]:
 def is_computed(module: nn.Module, name: str) -> bool:
     """Whether the parameter is computed from others."""
     return name not in module._parameters and name in module._modules.get("parametrizations", ())  # type: ignore[operator]
+
+
+def is_missing(module: Any, name: str) -> bool:
+    """Whether the module has neither the parameter, or buffer, nor anything that is computed in its place."""
+    return tensors_of(module, name).get(name) is None and getattr(module, name, None) is None
+
+
+def lacks_parameter(module: Any, name: str) -> ArgumentError:
+    """The error of a module without a parameter that its op takes."""
+    do = "assign another one, or make another module"
+    return ArgumentError(expected("a parameter", of=f"{name} of {type(module).__name__}", got="none", do=do))
 
 
 def tensors_of(module: nn.Module, name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
 from fusible.pytorch.engine.kv_cache import KVCache, check_cache
 from fusible.pytorch.engine.main_grads import MainGrad, is_first_microbatch
-from fusible.pytorch.engine.parametrized import originals, parameter_of, tensors_of
+from fusible.pytorch.engine.parametrized import is_missing, lacks_parameter, originals, parameter_of, tensors_of
 from fusible.pytorch.engine.plan_key import PlanKey
 from fusible.pytorch.engine.program import Describing, Executor
 from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
@@ -220,6 +220,10 @@ class PipelineRunner(ChainPart):
 
     def refuse(self, error: Exception, x: Any, extra: Sequence[Any]) -> None:
         """Raise a better error than ``error``, which a call with these arguments raised; or add to ``error`` in which modules it was."""
+        for module, share in [(module, _shares(module).get(name) or Share.all_of(name)) for module, name in self._owners]:
+            for name in share.names:
+                if is_missing(module, name):
+                    raise lacks_parameter(module, name) from error
         known = {type(module).__name__ for module in (*self._modules, *self.called)} | {"seq_lens", "cache", "KVCache"}
         masks = {place for place, name in enumerate(self.sides) if name in self._masks and getattr(extra[place], "dtype", None) is torch.bool}
         others = {f"extra input {place}": value for place, value in enumerate(extra) if place not in masks}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -10,12 +11,13 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import ArgumentError, expected
-from fusible.nvte import EVERYWHERE, make_nvte_tensor
+from fusible.nvte import EVERYWHERE
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.channels import ExtraTensors
-from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.modules.initialization import Init
 from fusible.pytorch.modules.normalization import gamma_init
+from fusible.pytorch.modules.options import ModuleWithOptions
 
 __all__ = [
     "CrossAttention",
@@ -43,16 +45,22 @@ class SelfAttentionArguments(TypedDict, total=False):
     dropout: float
 
 
-class _Attention(ExtraTensors, BaseModule):
+class _Attention(ExtraTensors, ModuleWithOptions):
     """A module of one attention op, whose extra inputs are the op's side inputs."""
 
     _bound_op: BoundOp  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def _hold(self, op: ops.DotProductAttention | ops.CrossAttention | ops.LatentAttention) -> None:
-        BaseModule.__init__(self, op)
+    def _hold(self) -> None:
+        """A constructor ends with it."""
+        (op,) = self.make_ops()
+        ModuleWithOptions.__init__(self, op)
         self.num_extra_inputs = len(op.side_names)
         self._begin_channels()
         self._bound_op = self._bound[0]._replace(extras=self.extras)
+
+    @abstractmethod
+    def make_ops(self) -> Sequence[ops.DotProductAttention | ops.CrossAttention | ops.LatentAttention]:
+        """The op."""
 
     def bound_ops(self):
         yield self._bound_op
@@ -65,7 +73,7 @@ class _Attention(ExtraTensors, BaseModule):
         return (self._bound_op,)
 
     def current(self, bound: BoundOp) -> BoundOp:
-        return self._bound_op
+        return bound if bound.place is None else self._bound_op
 
     def extra_repr(self) -> str:
         return self._bound_op.op.extra_repr()
@@ -86,6 +94,8 @@ class DotProductAttention(_Attention):
     sequence.
     """
 
+    fixed_options = frozenset({"heads", "head_width", "groups", "mask"})
+
     def __init__(
         self,
         heads: int,
@@ -104,13 +114,18 @@ class DotProductAttention(_Attention):
         dropout: float = 0.0,
     ) -> None:
         nn.Module.__init__(self)
-        self.heads, self.head_width, self.causal, self.rope_base, self.window_size = heads, head_width, causal, rope_base, window_size
-        self.groups = heads if groups is None else groups
+        self.heads, self.head_width, self.groups = heads, head_width, heads if groups is None else groups
+        self.causal, self.scale, self.window_size, self.soft_cap, self.dropout = causal, scale, window_size, soft_cap, dropout
+        self.rope_base, self.rope_width, self.rope_factors, self.mask = rope_base, rope_width, tuple(rope_factors), mask
         slopes: Any = alibi.tolist() if isinstance(alibi, torch.Tensor) else alibi
-        options: dict[str, Any] = {"causal": causal, "rope_base": rope_base, "scale": scale, "window_size": window_size}
-        options |= {"rope_width": rope_width, "rope_factors": tuple(rope_factors)}
-        options |= {"soft_cap": soft_cap, "alibi": slopes, "mask": mask, "dropout": dropout}
-        self._hold(ops.DotProductAttention(heads, head_width, groups=groups, **options))
+        self.alibi: bool | Sequence[float] = tuple(slopes) if isinstance(slopes, list) else slopes
+        self._hold()
+
+    def make_ops(self) -> Sequence[ops.DotProductAttention]:
+        options: dict[str, Any] = {"causal": self.causal, "scale": self.scale, "window_size": self.window_size}
+        options |= {"rope_base": self.rope_base, "rope_width": self.rope_width, "rope_factors": self.rope_factors}
+        options |= {"soft_cap": self.soft_cap, "alibi": self.alibi, "mask": self.mask, "dropout": self.dropout}
+        return [ops.DotProductAttention(self.heads, self.head_width, groups=self.groups, **options)]
 
 
 class GroupedQuerySelfAttention(DotProductAttention):
@@ -119,6 +134,8 @@ class GroupedQuerySelfAttention(DotProductAttention):
     ``[tokens, features + 2 * features * groups / heads] -> [tokens, features]``. ``options``: ``causal``, ``rope_base``,
     ``rope_width``, ``rope_factors``, ``scale``, ``window_size``, ``soft_cap``, ``alibi``, ``mask`` and ``dropout`` of ``DotProductAttention``.
     """
+
+    initial_options = frozenset({"features"})
 
     def __init__(self, features: int, heads: int, groups: int, **options: Unpack[SelfAttentionArguments]) -> None:
         if heads < 1 or features % heads:
@@ -148,6 +165,8 @@ class CrossAttention(_Attention):
     ``DotProductAttention``; the mask, the second extra input, can hide keys that are padding: ``[batch, 1, 1, keys]``.
     """
 
+    fixed_options = frozenset({"heads", "head_width", "groups", "mask"})
+
     def __init__(
         self,
         heads: int,
@@ -161,7 +180,12 @@ class CrossAttention(_Attention):
     ) -> None:
         nn.Module.__init__(self)
         self.heads, self.head_width, self.groups = heads, head_width, heads if groups is None else groups
-        self._hold(ops.CrossAttention(heads, head_width, groups=groups, scale=scale, soft_cap=soft_cap, mask=mask, dropout=dropout))
+        self.scale, self.soft_cap, self.mask, self.dropout = scale, soft_cap, mask, dropout
+        self._hold()
+
+    def make_ops(self) -> Sequence[ops.CrossAttention]:
+        options: dict[str, Any] = {"scale": self.scale, "soft_cap": self.soft_cap, "mask": self.mask, "dropout": self.dropout}
+        return [ops.CrossAttention(self.heads, self.head_width, groups=self.groups, **options)]
 
 
 class LatentAttention(_Attention):
@@ -172,6 +196,8 @@ class LatentAttention(_Attention):
     key, and of each group a key and a value. Without a ``value_width`` keys are latents, whose own columns are the values too: there is nothing in
     the place of values, and ``y`` is ``[tokens, heads * key_width]``.
     """
+
+    fixed_options = frozenset({"heads", "key_width", "rope_width", "value_width", "groups"})
 
     def __init__(
         self,
@@ -189,18 +215,26 @@ class LatentAttention(_Attention):
         scale: float | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        self.heads, self.key_width, self.rope_width, self.value_width, self.causal = heads, key_width, rope_width, value_width, causal
-        self.groups = heads if groups is None else groups
-        options: dict[str, Any] = {"value_width": value_width, "groups": groups, "causal": causal, "scale": scale, "rope_base": rope_base}
-        options |= {"rope_factors": tuple(rope_factors), "rope_interleaved": rope_interleaved, "rope_scale": rope_scale}
-        self._hold(ops.LatentAttention(heads, key_width, rope_width, **options))
+        self.heads, self.key_width, self.rope_width, self.value_width = heads, key_width, rope_width, value_width
+        self.groups, self.causal, self.scale = heads if groups is None else groups, causal, scale
+        self.rope_base, self.rope_factors, self.rope_interleaved, self.rope_scale = rope_base, tuple(rope_factors), rope_interleaved, rope_scale
+        self._hold()
+
+    def make_ops(self) -> Sequence[ops.LatentAttention]:
+        options: dict[str, Any] = {"value_width": self.value_width, "groups": self.groups, "causal": self.causal, "scale": self.scale}
+        options |= {"rope_base": self.rope_base, "rope_factors": self.rope_factors}
+        options |= {"rope_interleaved": self.rope_interleaved, "rope_scale": self.rope_scale}
+        return [ops.LatentAttention(self.heads, self.key_width, self.rope_width, **options)]
 
 
-class QKNorm(BaseModule):
+class QKNorm(ModuleWithOptions):
     """RMS normalization of each head of q and of k, in front of attention: ``q_weight``, ``k_weight`` ``[head_width]`` (see ``ops.QKNorm``).
 
     ``Sequential(Linear(h, 3 * h), QKNorm(heads, h // heads), MultiHeadedSelfAttention(h, heads), Linear(h, h))``.
     """
+
+    fixed_options = frozenset({"heads", "head_width", "groups"})
+    initial_options = frozenset({"param_dtype", "device"})
 
     def __init__(
         self,
@@ -215,11 +249,19 @@ class QKNorm(BaseModule):
     ) -> None:
         nn.Module.__init__(self)
         self.heads, self.head_width, self.groups = heads, head_width, heads if groups is None else groups
-        self.init_methods = dict.fromkeys(("q_weight", "k_weight"), gamma_init(zero_centered_gamma))
+        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
         self.q_weight, self.k_weight = (nn.Parameter(torch.empty(head_width, dtype=param_dtype, device=device)) for _ in range(2))
-        weights = make_nvte_tensor(self.q_weight), make_nvte_tensor(self.k_weight)
-        super().__init__(ops.QKNorm(*weights, heads, groups=groups, eps=eps, zero_centered_gamma=zero_centered_gamma))
+        super().__init__(*self.make_ops())
         self.reset_parameters()
+
+    def make_ops(self) -> Iterator[Op]:
+        q_weight, k_weight = self.tensor_of("q_weight"), self.tensor_of("k_weight")
+        assert q_weight is not None and k_weight is not None
+        yield ops.QKNorm(q_weight, k_weight, self.heads, groups=self.groups, eps=self.eps, zero_centered_gamma=self.zero_centered_gamma)
+
+    @property
+    def init_methods(self) -> Mapping[str, Init]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return dict.fromkeys(("q_weight", "k_weight"), gamma_init(self.zero_centered_gamma))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}"

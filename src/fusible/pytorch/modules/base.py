@@ -11,11 +11,12 @@ from torch import nn
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.ops import Op
-from fusible.pytorch.engine.bound import BoundOp, key_of, with_rows, without_memory
+from fusible.pytorch.engine.bound import BoundOp, key_of, note_change, with_rows, without_memory
 from fusible.pytorch.engine.chain import ChainCall, ChainPart
 from fusible.pytorch.engine.compiled import handle_of, holders_of
 from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.kv_cache import KVCache
+from fusible.pytorch.engine.parametrized import lacks_parameter
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.shares import Share
 from fusible.pytorch.engine.tracing import TracedRun
@@ -60,7 +61,8 @@ class BaseModule(StatefulModule, ChainPart):
         if wrong is not None:
             of, got = f"the ops of {type(self).__name__}", f"a {type(wrong).__name__}"
             raise ArgumentError(expected("instances of Op, or None", of=of, got=got, do="make an op and pass it"))
-        self._bound = tuple(BoundOp(without_memory(op), self, self._names(op)) for op in ops if op is not None)
+        there = [op for op in ops if op is not None]
+        self._bound = tuple(BoundOp(without_memory(op), self, self._names(op), place=self._place(i)) for i, op in enumerate(there))
         self._ops = tuple(b.op for b in self._bound)
         self._executor = "eager"
         self._runners: dict[tuple[Any, ...], PipelineRunner] = {}
@@ -69,6 +71,10 @@ class BaseModule(StatefulModule, ChainPart):
         self._handed_out: dict[str, int] = {}
         self._unread = False
         self._handle = handle_of(self)
+
+    def _place(self, index: int) -> int | None:
+        """``BoundOp.place`` of one of its ops."""
+        return None
 
     def _names(self, op: Op) -> tuple[str, ...]:
         names = {id(tensor): name for name, tensor in (*self._parameters.items(), *self._buffers.items())}
@@ -97,7 +103,7 @@ class BaseModule(StatefulModule, ChainPart):
 
     def current(self, bound: BoundOp) -> BoundOp:
         """The bound op that takes the place of ``bound`` now."""
-        return bound
+        return bound if bound.place is None else self._bound[bound.place]
 
     def local_passes(self, position: int) -> tuple[tuple[int, int, Fusion], ...]:
         """The passes of its op, at a position in a pipeline, that are code of the caller's, as of ``PlanRequest.fused``."""
@@ -106,6 +112,7 @@ class BaseModule(StatefulModule, ChainPart):
     def forget_plans(self) -> None:
         """Let go of what was made for the ops as they are: pipelines, and what they hold. Scaling states are kept for those to come."""
         vars(self).update(_kept_states=self._kept(), _runners={}, _set_aside={})
+        note_change()  # for a pipeline around the model that is about to change
 
     def exchanged(self, ops: Mapping[Op, Op]) -> dict[str, Any]:
         """The module's attributes with other ops in the place of some of its own. Every module around it must have forgotten its plans
@@ -130,6 +137,17 @@ class BaseModule(StatefulModule, ChainPart):
     def pipeline(self, part: int) -> PipelineRunner:
         """The ``part``-th of the pipelines that a call of the module, as it now stands, goes through."""
         return self._runner()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As ``nn.Module.register_parameter``. Raises ``ArgumentError`` for None in the place of a parameter that an op of the module takes."""
+        if param is None and name in self._taken():
+            raise lacks_parameter(self, name)
+        super().register_parameter(name, param)
+
+    def _taken(self) -> set[str]:
+        """The names of the module's own parameters that its ops take; none before these are made."""
+        taken = [name for b in vars(self).get("_bound", ()) if b.module is self for name in b.parameters]
+        return {own for name in taken for own in (self.shares[name].names if name in self.shares else (name,))}
 
     def reset_parameters(self) -> None:
         """Draw the module's own parameters anew, in the order of ``init_methods``, as when it was made; those of modules inside stay as they are."""

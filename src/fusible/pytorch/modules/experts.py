@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -11,12 +11,14 @@ from torch import nn
 from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, make_nvte_tensor
-from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
+from fusible.ops import Op
+from fusible.pytorch.modules.base import ParameterInitMethod
 from fusible.pytorch.modules.initialization import Init
 from fusible.pytorch.modules.linear import default_weight_init_method
+from fusible.pytorch.modules.options import ModuleWithOptions
 from fusible.pytorch.quantized_init import as_parameter
 from fusible.quantized import QuantizerRole
-from fusible.tex.activations import ACTIVATIONS
+from fusible.tex.activations import ACTIVATIONS, Activation
 
 __all__ = ["MixtureOfExperts"]
 
@@ -24,7 +26,14 @@ _WEIGHT = QuantizerRole("grouped_linear", "weight")
 _BY_NAME = {row.name: row for row in ACTIVATIONS if not row.options}
 
 
-class MixtureOfExperts(BaseModule):
+def _activation(name: str, among: Collection[str]) -> Activation:
+    if name not in among:
+        of = "the activation of MixtureOfExperts"
+        raise ArgumentError(expected(f"one of {', '.join(among)}", of=of, got=repr(name), do="name one of these"))
+    return _BY_NAME[name]
+
+
+class MixtureOfExperts(ModuleWithOptions):
     """``y[t] = sum_k p[t, k] * expert_e(x[t])`` over the ``top_k`` experts ``e = e[t, k]`` of each token; ``expert_e`` is ``up_e``, ``activation``
     and ``down_e``.
 
@@ -46,6 +55,9 @@ class MixtureOfExperts(BaseModule):
     ``torch.float32`` for a router that is held in fp32 and multiplies in it, whatever x is.
     """
 
+    fixed_options = frozenset({"features", "inner_features", "experts", "expert_bias"})
+    initial_options = frozenset({"router_dtype", "param_dtype", "weight_init_method", "device"})
+
     def __init__(
         self,
         features: int,
@@ -66,12 +78,10 @@ class MixtureOfExperts(BaseModule):
         device: torch.device | str | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        row = _BY_NAME.get(activation)
-        if row is None:
-            of = "the activation of MixtureOfExperts"
-            raise ArgumentError(expected(f"one of {', '.join(_BY_NAME)}", of=of, got=repr(activation), do="name one of these"))
+        row = _activation(activation, _BY_NAME)
         self.features, self.inner_features, self.experts, self.top_k, self.activation = features, inner_features, experts, top_k, activation
-        self.normalized = normalized
+        self.normalized, self.score_function, self.groups, self.top_groups = normalized, score_function, groups, top_groups
+        self.scaling_factor, self._router_dtype = scaling_factor, router_dtype
         if router_dtype not in (None, torch.float32):
             of, do = "router_dtype of MixtureOfExperts", "leave it out for a router in the type of x"
             raise ArgumentError(expected("torch.float32 or None", of=of, got=router_dtype, do=do))
@@ -85,20 +95,22 @@ class MixtureOfExperts(BaseModule):
         self.router_weight, self.up_weight, self.down_weight = nn.Parameter(made[0]), *(as_parameter(weight, _WEIGHT) for weight in made[1:])
         if expert_bias:
             self.register_buffer("expert_bias", torch.zeros(experts, dtype=torch.float32, device=device))
-        router, up, down = (make_nvte_tensor(weight) for weight in (self.router_weight, self.up_weight, self.down_weight))
-        options: dict[str, Any] = {"score_function": score_function, "groups": groups, "top_groups": top_groups}
-        options |= {"scaling_factor": scaling_factor, "expert_bias": make_nvte_tensor(self.expert_bias) if expert_bias else None}
-        options |= {} if router_dtype is None else {"weight_dtype": DType.Float32}
+        super().__init__(*self.make_ops())
+
+    def make_ops(self) -> Iterator[Op]:
+        router, up, down = self.tensor_of("router_weight"), self.tensor_of("up_weight"), self.tensor_of("down_weight")
+        assert router is not None and up is not None and down is not None
+        gated = up.shape[1] != self.inner_features
+        row = _activation(self.activation, [name for name, each in _BY_NAME.items() if each.gated == gated])
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("score_function", "groups", "top_groups", "scaling_factor")}
+        options |= {} if self._router_dtype is None else {"weight_dtype": DType.Float32}
         sizes = "sizes_up", "sizes_down"
-        products = [ops.GroupedMMT(experts, [weight]).with_(side_inputs=(name,)) for weight, name in zip((up, down), sizes, strict=True)]
-        super().__init__(
-            ops.RouteTokens(router, top_k, normalized, **options),
-            ops.DispatchTokens(experts, top_k, sizes),
-            products[0],
-            getattr(ops, row.title)(),
-            products[1],
-            ops.CombineTokens(),
-        )
+        yield ops.RouteTokens(router, self.top_k, self.normalized, expert_bias=self.tensor_of("expert_bias"), **options)
+        yield ops.DispatchTokens(self.experts, self.top_k, sizes)
+        yield ops.GroupedMMT(self.experts, [up]).with_(side_inputs=sizes[:1])
+        yield getattr(ops, row.title)()
+        yield ops.GroupedMMT(self.experts, [down]).with_(side_inputs=sizes[1:])
+        yield ops.CombineTokens()
 
     def unstacked(self) -> dict[str, Any]:
         """See ``BaseModule``: ``up_weight0``, ``down_weight0`` and so on, views of what is one, is in high precision, and not shared out."""

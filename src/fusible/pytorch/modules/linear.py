@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import nn
 
 from fusible import ops
-from fusible.nvte import DType, make_nvte_tensor
-from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
+from fusible.nvte import DType
+from fusible.ops import Op
+from fusible.pytorch.modules.base import ParameterInitMethod
 from fusible.pytorch.modules.initialization import Init
+from fusible.pytorch.modules.options import ModuleWithOptions
 from fusible.pytorch.quantized_init import as_parameter
 
 __all__ = ["Linear"]
@@ -28,7 +31,7 @@ def _bias_init_method(in_features: int) -> ParameterInitMethod:
     return partial(nn.init.uniform_, a=-bound, b=bound)
 
 
-class Linear(BaseModule):
+class Linear(ModuleWithOptions):
     """``y = x @ weight.T + bias``: ``weight [out_features, in_features]``, ``bias [out_features]`` or None.
 
     ``weight_init_method`` and ``bias_init_method`` fill a new tensor and return it; the defaults are those of ``nn.Linear``.
@@ -40,6 +43,9 @@ class Linear(BaseModule):
     ``high_precision``: no recipe quantizes its products, which is what a call under ``autocast(enabled=False)`` does to a layer that stands alone. So
     the first and the last layers of a ``Sequential`` stay in the precision of their input while the others compute in 8 bits.
     """
+
+    fixed_options = frozenset({"in_features", "out_features", "bias"})
+    initial_options = frozenset({"param_dtype", "weight_init_method", "bias_init_method", "device"})
 
     def __init__(
         self,
@@ -55,10 +61,9 @@ class Linear(BaseModule):
         high_precision: bool = False,
     ) -> None:
         nn.Module.__init__(self)
-        self.accumulating_parameters = ("weight",) if accumulate_into_main_grad else ()
         self.in_features = in_features
         self.out_features = out_features
-        self.high_precision = high_precision
+        self.accumulate_into_main_grad, self.high_precision = accumulate_into_main_grad, high_precision
         init = bias_init_method or _bias_init_method(in_features)
         self.init_methods = {"weight": Init(weight_init_method), **({"bias": Init(init)} if bias else {})}
         weight = nn.Parameter(weight_init_method(torch.empty(out_features, in_features, dtype=param_dtype, device=device)))
@@ -67,11 +72,19 @@ class Linear(BaseModule):
             self.bias = nn.Parameter(init(torch.empty(out_features, dtype=param_dtype, device=device)))
         else:
             self.register_parameter("bias", None)
-        asked: dict[str, DType] = dict.fromkeys(("x_dtype", "weight_dtype", "dy_dtype"), DType.BFloat16) if high_precision else {}
-        super().__init__(
-            ops.MMT(make_nvte_tensor(self.weight), **asked),
-            ops.Add(make_nvte_tensor(self.bias)) if bias else None,
-        )
+        super().__init__(*self.make_ops())
+
+    def make_ops(self) -> Iterator[Op]:
+        weight, bias = self.tensor_of("weight"), self.tensor_of("bias")
+        assert weight is not None
+        asked: dict[str, DType] = dict.fromkeys(("x_dtype", "weight_dtype", "dy_dtype"), DType.BFloat16) if self.high_precision else {}
+        yield ops.MMT(weight, **asked)
+        if bias is not None:
+            yield ops.Add(bias)
+
+    @property
+    def accumulating_parameters(self) -> tuple[str, ...]:
+        return ("weight",) if self.accumulate_into_main_grad else ()
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from fusible import ops
-from fusible.nvte import Tensor, make_nvte_tensor
 from fusible.ops import Op
-from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.modules.initialization import Init, ones, zeros
+from fusible.pytorch.modules.options import ModuleWithOptions
 
 __all__ = ["LayerNorm", "RMSNorm", "gamma_init"]
 
@@ -21,7 +21,14 @@ def gamma_init(zero_centered_gamma: bool) -> Init:
     return zeros if zero_centered_gamma else ones
 
 
-class _Norm(BaseModule):
+class _Norm(ModuleWithOptions):
+    fixed_options = frozenset({"features"})
+    initial_options = frozenset({"param_dtype", "device"})
+    op: ClassVar[Callable[..., Op]]
+    names: ClassVar[tuple[str, ...]]
+    """Those of the parameters, as the op takes them."""
+    weight: nn.Parameter
+
     def __init__(
         self,
         features: int,
@@ -32,13 +39,17 @@ class _Norm(BaseModule):
     ) -> None:
         nn.Module.__init__(self)
         self.features, self.eps, self.zero_centered_gamma = features, eps, zero_centered_gamma
-        self.init_methods = {"weight": gamma_init(zero_centered_gamma)}
-        self.weight = nn.Parameter(torch.empty(features, dtype=param_dtype, device=device))
-        super().__init__(self._op(make_nvte_tensor(self.weight), eps=eps, zero_centered_gamma=zero_centered_gamma))
+        for name in self.names:
+            self.register_parameter(name, nn.Parameter(torch.empty(features, dtype=param_dtype, device=device)))
+        super().__init__(*self.make_ops())
         self.reset_parameters()
 
-    def _op(self, weight: Tensor, **options: Any) -> Op:
-        raise NotImplementedError
+    def make_ops(self) -> Iterator[Op]:
+        yield self.op(*map(self.tensor_of, self.names), eps=self.eps, zero_centered_gamma=self.zero_centered_gamma)
+
+    @property
+    def init_methods(self) -> Mapping[str, Init]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {"weight": gamma_init(self.zero_centered_gamma), **dict.fromkeys(self.names[1:], zeros)}
 
     def extra_repr(self) -> str:
         return f"features={self.features}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
@@ -47,14 +58,11 @@ class _Norm(BaseModule):
 class LayerNorm(_Norm):
     """Layer normalization over the last dimension: ``weight [features]``, ``bias [features]`` (see ``ops.LayerNorm``)."""
 
-    def _op(self, weight: Tensor, **options: Any) -> Op:
-        self.init_methods = {**self.init_methods, "bias": zeros}
-        self.bias = nn.Parameter(torch.empty_like(weight.data))
-        return ops.LayerNorm(weight, make_nvte_tensor(self.bias), **options)
+    op, names = ops.LayerNorm, ("weight", "bias")
+    bias: nn.Parameter
 
 
 class RMSNorm(_Norm):
     """Root-mean-square normalization over the last dimension: ``weight [features]`` (see ``ops.RMSNorm``)."""
 
-    def _op(self, weight: Tensor, **options: Any) -> Op:
-        return ops.RMSNorm(weight, **options)
+    op, names = ops.RMSNorm, ("weight",)

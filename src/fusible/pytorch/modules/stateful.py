@@ -16,8 +16,10 @@ from fusible.locks import Lock
 from fusible.pytorch.engine.bound import BoundOp, key_of
 from fusible.pytorch.engine.carry_over import FormerState, KeptState, carried_over, marks_of
 from fusible.pytorch.engine.runner import PipelineRunner
+from fusible.pytorch.engine.shares import local_of
 from fusible.pytorch.modules.dictionaries import ScalingStates, is_empty, versions, written_in_place
 from fusible.pytorch.modules.places import Place, asked_for, without_places
+from fusible.quantized.first_scale import begin_anew
 
 __all__ = ["StatefulModule"]
 
@@ -156,6 +158,8 @@ class StatefulModule(nn.Module):
 
     def reset_scaling_state(self) -> None:
         """Begin anew: the scaling states of this module and of all inside it are forgotten; the next call under delayed scaling makes others."""
+        for parameter in self.parameters():
+            begin_anew(local_of(parameter))
         for module in self.modules():
             if isinstance(module, StatefulModule):
                 module._kept_states, module._unread = (), False
@@ -235,6 +239,9 @@ class StatefulModule(nn.Module):
             del state_dict[key]
         if is_empty(state_dict.get(f"{prefix}{_EXTRA}")):
             state_dict.pop(f"{prefix}{_EXTRA}", None)
+        for name, parameter in self._parameters.items():
+            if f"{prefix}{name}" in state_dict:
+                begin_anew(local_of(parameter))  # what was observed was another weight
         super()._load_from_state_dict(state_dict, prefix, local, strict, missing, *rest)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
 from fusible.pytorch.ops.torch_operation import pass_of
 from fusible.quantized import Recipe
+from fusible.tex.calls.argument_kinds import shown
 
 __all__ = ["OperationFuser"]
 
@@ -248,7 +249,7 @@ def _steps(op: FusibleOperation, kind: PassKind, members: Sequence[Op], backward
 def _applied(kind: Kind, ops: Sequence[FusibleOperation], recipe: Recipe | None, note: Callable[[str], Any]) -> list[FusibleOperation]:
     now = list(ops)
     for function in fusions(kind):
-        result = list(function(list(now), recipe=recipe))
+        result = _operations_of(function(list(now), recipe=recipe), f"what the fusion {function.__qualname__} returns")
         basic = [id(part) for op in result for part in op.basic_operations()]
         if basic != [id(part) for op in now for part in op.basic_operations()]:
             of, do = f"what the fusion {function.__qualname__} returns", "put operations together, and leave none out"
@@ -256,6 +257,16 @@ def _applied(kind: Kind, ops: Sequence[FusibleOperation], recipe: Recipe | None,
         note(f"  {kind}: {function.__name__}: {_what_is_new(now, result)}")
         now = result
     return now
+
+
+def _operations_of(result: Any, of: str) -> list[FusibleOperation]:
+    """What a fusion function has returned, as a list. Raises ``ArgumentError`` for what is no list of operations; ``of``: in a sentence."""
+    found = list(result) if isinstance(result, Iterable) else []
+    others = [f"one with {shown(op)}" for op in found if not isinstance(op, FusibleOperation)]
+    if others or not isinstance(result, Iterable):
+        do = "return what it was given where there is nothing to put together"
+        raise ArgumentError(expected("a list of operations", of=of, got=others[0] if others else shown(result), do=do))
+    return found
 
 
 def _what_is_new(before: Sequence[FusibleOperation], after: Sequence[FusibleOperation]) -> str:

@@ -21,7 +21,7 @@ from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp, without_memory
 from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
 from fusible.pytorch.engine.channels import ExtraTensors
-from fusible.pytorch.engine.parametrized import is_computed
+from fusible.pytorch.engine.parametrized import is_computed, lacks_parameter
 from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops import op_passes
@@ -209,6 +209,8 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         if name not in self._registered:
             self._registered = (*self._registered, name)
+        if param is None and self._parameters.get(name) is not None and type(self).make_op is not BasicOperation.make_op:
+            raise lacks_parameter(self, name)
         with self._noticed(name):
             super().register_parameter(name, param)
 

@@ -21,6 +21,7 @@ from fusible.pytorch.ops.protocols import BasicOperationLike, FusibleOperationLi
 from fusible.pytorch.ops.saved_context import check_saved, tell
 from fusible.pytorch.ops.tensors import wrapped
 from fusible.quantized import Float8Quantizer
+from fusible.tex.calls.argument_kinds import shown
 
 __all__ = [
     "TorchOperation",
@@ -102,7 +103,7 @@ def fused_forward(module: FusibleOperationLike, members: Sequence[Op], x: Tensor
     before, dx_slot = _descriptor(members[0].dx_dtype)
     state.call["before", members[0].position] = before, dx_slot
     with _Scaled(module, members, "forward", [(following, y_slot)]), ambient():
-        output, extra = module.fuser_forward(
+        returned = module.fuser_forward(
             contexts,
             nvte.unpadded(x).data,
             basic_op_extra_inputs=[
@@ -113,6 +114,9 @@ def fused_forward(module: FusibleOperationLike, members: Sequence[Op], x: Tensor
             next_op_input_quantizer=following,
             basic_op_kwargs=[state.call.get(("kwargs", member.position), {}) for member in members],
         )
+    output, extra = _returned(module, "fuser_forward", returned, ("output", "extra outputs"))
+    if output is None:
+        raise _without(module, "fuser_forward", "an output")
     y = wrapped(output, members[-1].y_dtype)
     if state.kind == "forward":
         check_saved(module, members, contexts)
@@ -179,9 +183,12 @@ def fused_backward(module: FusibleOperationLike, members: Sequence[Op], ctxs: Se
         if not isinstance(member, OpaqueCode):
             tell(context, basic, member, None if index else lent[0][0])
     with _Scaled(module, members, "backward", lent), ambient():
-        dx, grads, extra_grads = module.fuser_backward(contexts, nvte.unpadded(dy).data, basic_op_grad_extra_outputs=extra)
+        returned = module.fuser_backward(contexts, nvte.unpadded(dy).data, basic_op_grad_extra_outputs=extra)
     for context in contexts:
         context._let_go()
+    dx, grads, extra_grads = _returned(module, "fuser_backward", returned, _GRADIENTS)
+    if dx is None and members[0].wants("x"):
+        raise _without(module, "fuser_backward", "the gradient of the input")
     result = wrapped(dx, members[0].dx_dtype) if dx is not None else None
     each = _each(module, members, grads, "fuser_backward")
     parameters = [_parameter_grads(module, member, list(values)) for member, values in zip(members, each, strict=True)]
@@ -197,12 +204,29 @@ def fused_backward(module: FusibleOperationLike, members: Sequence[Op], ctxs: Se
     return result, parameters, found
 
 
+_GRADIENTS = ("gradient of the input", "gradients of parameters", "gradients of extra inputs")
+
+
+def _returned(module: FusibleOperationLike, name: str, values: Any, parts: Sequence[str]) -> Sequence[Any]:
+    """What a pass of ``module`` has returned. Raises ``ArgumentError`` where it has not these parts."""
+    if not isinstance(values, tuple | list) or len(values) != len(parts):
+        do = "return them, as FusibleOperation says"
+        raise ArgumentError(expected(f"({', '.join(parts)})", of=f"what {type(module).__name__}.{name} returns", got=shown(values), do=do))
+    return values
+
+
+def _without(module: FusibleOperationLike, name: str, what: str) -> ArgumentError:
+    return ArgumentError(expected(what, of=f"what {type(module).__name__}.{name} returns", got="None", do="return a tensor"))
+
+
 def _each(module: FusibleOperationLike, members: Sequence[Op], values: Iterable[Iterable[Any]], name: str) -> list[tuple[Any, ...]]:
-    found = [tuple(value) for value in values]
-    if len(found) != len(members):
+    there = isinstance(values, Iterable)
+    found = [tuple(value) if isinstance(value, Iterable) else None for value in values] if there else []
+    if len(found) != len(members) or None in found:
         of, what = f"what {type(module).__name__}.{name} returns", "gradients" if name == "fuser_backward" else "extra outputs"
-        raise ArgumentError(expected(f"{what} of {len(members)} basic operations", of=of, got=len(found), do="give an entry, () perhaps, each"))
-    return found
+        got = "None for one of them" if None in found else len(found) if there else shown(values)
+        raise ArgumentError(expected(f"{what} of {len(members)} basic operations", of=of, got=got, do="give an entry, () perhaps, each"))
+    return [value for value in found if value is not None]
 
 
 def _parameter_grads(module: FusibleOperationLike, member: Op, grads: list[Any]) -> list[Tensor | None]:

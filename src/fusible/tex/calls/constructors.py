@@ -12,7 +12,7 @@ import torch
 
 from fusible.tex.calls.argument_kinds import Kind, kind_of
 
-__all__ = ["check_constructor", "check_forward", "kinds_of", "looked_at"]
+__all__ = ["check_constructor", "check_forward", "constructor_kinds", "kinds_of", "looked_at"]
 
 _MEANT = {
     **dict.fromkeys(("in_features", "out_features", "inner_features", "features", "heads", "head_width", "key_width"), "Count"),
@@ -56,8 +56,13 @@ def check_forward(cls: Any) -> None:
 
 def _by_annotations(made: Callable[..., Any], known: Mapping[str, Any]) -> Callable[..., Any]:
     """A method that looks at its arguments before it begins, if its annotations say anything of them."""
-    kinds = kinds_of(made, known, _MEANT)
+    kinds = constructor_kinds(made, known)
     return looked_at(made, kinds, lambda owner, *_: type(owner).__name__) if kinds else made
+
+
+def constructor_kinds(made: Callable[..., Any], known: Mapping[str, Any] | None = None) -> dict[str, Kind]:
+    """``kinds_of`` a constructor's parameters."""
+    return kinds_of(made, known or {}, _MEANT)
 
 
 def kinds_of(function: Callable[..., Any], known: Mapping[str, Any], meant: Mapping[str, str] | None = None) -> dict[str, Kind]:
