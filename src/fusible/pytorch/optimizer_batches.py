@@ -76,21 +76,24 @@ def placed_as(p: Any, own: torch.Tensor) -> torch.Tensor:
 
 
 def requantized(p: Any, values: torch.Tensor) -> list[Write]:
-    """The writes that give a quantized tensor new values, and its quantizer the amax that quantizing them observed."""
+    """The writes that give a quantized tensor new values, and its quantizer the scale that they were quantized by and the amax that this observed."""
     quantizer = p._quantizer
-    amax = getattr(quantizer, "amax", None)
-    before = amax.clone() if isinstance(amax, torch.Tensor) else None
+    state = {name: getattr(quantizer, name, None) for name in ("scale", "amax")}
+    before = {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
     made, writes = p.detach().clone(), list[Write]()
+    made._quantizer = quantizer  # what a copy is written by may be another
     try:
         made.copy_(values)
-        seen = getattr(quantizer, "amax", None)
-        if isinstance(amax, torch.Tensor) and isinstance(seen, torch.Tensor):
-            writes.append(partial(amax.copy_, seen.clone()))
-        elif seen is not amax:
-            writes.append(partial(setattr, quantizer, "amax", seen))
+        for name, value in state.items():
+            seen = getattr(quantizer, name, None)
+            if isinstance(value, torch.Tensor) and isinstance(seen, torch.Tensor):
+                writes.append(partial(value.copy_, seen.clone()))
+            elif seen is not value:
+                writes.append(partial(setattr, quantizer, name, seen))
     finally:
-        if isinstance(amax, torch.Tensor) and before is not None:
-            amax.copy_(before)
-        if getattr(quantizer, "amax", None) is not amax:
-            quantizer.amax = amax
+        for name, value in state.items():
+            if name in before:
+                value.copy_(before[name])
+            if getattr(quantizer, name, None) is not value:
+                setattr(quantizer, name, value)
     return [*writes, *(partial(into.copy_, value) for into, value in zip(_buffers(p), _buffers(made), strict=True))]

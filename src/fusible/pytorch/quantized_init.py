@@ -18,10 +18,10 @@ from fusible.quantized import (
     Float8Quantizer,
     GroupedTensor,
     Recipe,
-    ScalingState,
     quantizer_for_role,
 )
 from fusible.quantized import QuantizerRole as Role
+from fusible.quantized.first_scale import FirstScale
 from fusible.tex.calls.constructors import check_constructor
 
 __all__ = ["as_parameter", "current_model_init", "leave_model_inits", "quantized_model_init"]
@@ -35,9 +35,10 @@ class quantized_model_init:
 
     No copy in high precision is kept, unless ``preserve_high_precision_init_val``: then each has one on the CPU, which
     ``weight.get_high_precision_init_val()`` gives and ``weight.clear_high_precision_init_val()`` lets go. ``recipe`` defaults to
-    ``DelayedScaling()``, whose weights are scaled by their own largest magnitude when they are made; what is written to them later is scaled by what
-    was seen before, in the iterations of the pipeline that they are called in; but for those of experts that are held as one (``MixtureOfExperts``),
-    each of which is scaled by its own largest magnitude whenever it is written. Contexts nest, per thread.
+    ``DelayedScaling()``, whose weights are scaled by their own largest magnitude when they are made, and when they are written before a training
+    iteration has observed them, or by ``load_state_dict``. What else is written is scaled by what was seen before, in the iterations of the pipeline
+    that they are called in, and saturates beyond; but for those of experts that are held as one (``MixtureOfExperts``), each of which is scaled by
+    its own largest magnitude whenever it is written. Contexts nest, per thread.
 
     Weights keep the format that they are held in, whatever recipe a call is under, as with ``quantize_parameters``: each product reads their own
     values, and the recipe says how what they are multiplied by is quantized. So a model that is held in one format is served, and trained, under any
@@ -63,16 +64,21 @@ class quantized_model_init:
 check_constructor(quantized_model_init)
 
 
-def _delayed_quantizer(values: torch.Tensor, recipe: DelayedScaling) -> Float8Quantizer:
-    """A quantizer whose scale follows from the largest magnitude of ``values``, as if that had been seen in an iteration before."""
-    amax = values.abs().amax().float().reshape(1) if values.numel() else torch.zeros(1, dtype=torch.float32, device=values.device)
-    state = ScalingState.create(("weight",), recipe.fp8_format.forward, recipe.amax_history_len, values.device)
-    return Float8Quantizer(state.observe({"weight": amax}).advance(recipe).scale, amax.clone(), recipe.fp8_format.forward)
+def _delayed(values: torch.Tensor, recipe: DelayedScaling) -> torch.Tensor:
+    """``values`` under a scale that follows from their largest magnitude, as if that had been seen in an iteration before; so does that of what is
+    written until there has been one."""
+    scale, amax = (torch.full((1,), value, dtype=torch.float32, device=values.device) for value in (1.0, 0.0))
+    quantizer = Float8Quantizer(scale, amax, recipe.fp8_format.forward)
+    quantizer.first_scale = first = FirstScale(recipe)
+    made = quantizer(values)
+    first.fitted = False
+    return made  # type: ignore[no-any-return]
 
 
 def _quantized(values: torch.Tensor, quantizer: Any) -> torch.Tensor:
-    delayed = isinstance(quantizer, DelayedScalingRequest)
-    return (_delayed_quantizer(values, quantizer.recipe()) if delayed else quantizer)(values)  # type: ignore[no-any-return]
+    if isinstance(quantizer, DelayedScalingRequest):
+        return _delayed(values, quantizer.recipe())
+    return quantizer(values)  # type: ignore[no-any-return]
 
 
 def _stacked(values: torch.Tensor, quantizer: Any) -> GroupedTensor:

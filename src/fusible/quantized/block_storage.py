@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.functional import max_pool2d
 
 from fusible import tex
 from fusible.errors import ArgumentError, expected
@@ -81,6 +82,29 @@ class BlockScaledStorage(FieldStorage):
 
     def _make_columnwise(self) -> None:
         raise NotImplementedError
+
+    def _take_where(self, new: Any, changed: torch.Tensor) -> None:
+        """Take over the blocks of ``new`` that have changed; all, where scales lie in the order of products."""
+        if self._FORMAT.is_swizzled(self) or self._FORMAT.is_swizzled(new):
+            self.copy_from_storage(new)
+            return
+        for way, there in self.get_usages().items():
+            if there:
+                self._take_blocks(way, new, changed.reshape(-1, changed.shape[-1]))
+
+    def _take_blocks(self, way: str, new: Any, changed: torch.Tensor) -> None:
+        """Take over the blocks of one copy in which an element of ``changed [M, K]`` is."""
+        form, columnwise, tiled = self._FORMAT, way == "columnwise", self._FORMAT.has_tile_scales(self)
+        rows, columns = form.block(way, tiled or form.is_tiled(self._quantizer))
+        blocks = max_pool2d(changed[None].float(), (rows, columns), ceil_mode=True)[0] > 0
+        places = blocks.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: changed.shape[0], : changed.shape[1]]
+        scaled = blocks if tiled else places[:: form.block(way, False)[0], :: form.block(way, False)[1]]
+        stored = places.t() if columnwise and form.transposed else places
+        data, scales = getattr(self, f"_{way}_data"), getattr(self, f"_{way}_scale_inv")
+        data.copy_(torch.where(stored[:, :: form.packed].reshape(data.shape), getattr(new, f"_{way}_data").view(data.shape), data))
+        scaled = scaled.t() if form.rows_second(columnwise, tiled) else scaled
+        used = scales[: scaled.shape[0], : scaled.shape[1]]
+        used.copy_(torch.where(scaled, getattr(new, f"_{way}_scale_inv")[: scaled.shape[0], : scaled.shape[1]], used))
 
     def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
         have = self.shape
@@ -293,6 +317,32 @@ class NVFP4TensorStorage(BlockScaledStorage):
     def _tiled(self) -> bool:
         quantizer = self._quantizer
         return quantizer is not None and quantizer.with_2d_quantization and not quantizer.with_rht and not self._with_gemm_swizzled_scales
+
+    def _quantized_like(self, values: torch.Tensor) -> Any:
+        """``values`` quantized by the amax that this tensor has, where none is larger: by blocks beside them that hold it."""
+        amax = self._amax_rowwise if self._amax_rowwise is not None else self._amax_columnwise
+        length, finite = self._FORMAT.length, bool((values.abs().amax() <= amax * (1 + 2**-16)).all()) if amax.numel() == 1 else False
+        if not finite:
+            return super()._quantized_like(values)
+        flat = values.reshape(-1, values.shape[-1])
+        beside = flat.new_zeros(length, flat.shape[1])
+        beside[0, 0] = amax.item()
+        new = super()._quantized_like(torch.cat([flat.clamp(-amax, amax), beside]))
+        return new._rows(0, len(flat))
+
+    def _take_where(self, new: Any, changed: torch.Tensor) -> None:
+        ways = {way: (getattr(self, f"_amax_{way}"), getattr(new, f"_amax_{way}")) for way, there in self.get_usages().items() if there}
+        flat = changed.reshape(-1, changed.shape[-1])
+        for way, (mine, other) in ways.items():
+            if self._row_scaled_nvfp4:
+                lines = flat.any(1, keepdim=True) if way == "rowwise" else flat.any(0, keepdim=True)
+                mine.copy_(torch.where(lines.flatten(), other, mine))
+                self._take_blocks(way, new, lines.expand_as(flat))
+            elif torch.allclose(mine, other, rtol=2**-16, atol=0):
+                self._take_blocks(way, new, flat)
+            else:
+                mine.copy_(other)
+                self._take_blocks(way, new, torch.ones_like(flat))
 
     def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """As for the other formats; but amaxes of rows divide as the rows do, and those of columns are only known of the whole."""

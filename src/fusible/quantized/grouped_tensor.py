@@ -39,6 +39,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
     """
 
     _STORAGE = GroupedTensorStorage
+    _ALIKE = ""
 
     def __new__(
         cls,
@@ -116,6 +117,9 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         self.quantize([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], noop_flag)
         note_written(self)
         return self
+
+    def _write_where(self, values: torch.Tensor, changed: torch.Tensor) -> None:
+        self.quantize_(values)
 
     def _arranged(self) -> tuple[tuple[int, ...], ...]:
         """The members' shapes, if their values lie one after another in this tensor's shape."""

@@ -13,7 +13,7 @@ from fusible.quantized.arguments import AnyTensor, Buffers, Device, DTypeLike, E
 from fusible.quantized.gathered import whole_fields
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
-from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage, detached
+from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage, detached, note_written
 from fusible.quantized.tensor import QuantizedTensor
 from fusible.tex.protocol import to_torch
 
@@ -128,6 +128,14 @@ class HybridQuantizedTensorStorage(FieldStorage):
         for name, part in self._present_parts().items():
             if name in theirs:
                 part.copy_from_storage(theirs[name])
+
+    def _write_where(self, values: torch.Tensor, changed: torch.Tensor) -> None:
+        made: Any = None
+        for part in (self._rowwise_storage, self._columnwise_storage):
+            if part is not None:
+                made = part._quantized_like(values if part is self._rowwise_storage else self._quantizer._columnwise_of(values, made))
+                part._take_where(made, changed)
+        note_written(self)
 
     def _same_format(self, other: Any) -> bool:
         if not isinstance(other, HybridQuantizedTensorStorage):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -82,11 +82,12 @@ class IdentityTensor(QuantizedTensor, IdentityTensorStorage):
     Its parts and views share its memory, as those of a plain tensor do.
     """
 
-    def _of_values(self, data: torch.Tensor) -> Self:
+    def _of_values(self, data: torch.Tensor | None, cut: Callable[[torch.Tensor], torch.Tensor], moves: bool = True) -> Any:
+        assert data is not None
         return self._made(data.shape, {**self.get_metadata(), "hp_data": data}, device=self.device)
 
     def _rows(self, start: int, stop: int) -> Any:
-        return self._of_values(self._hp_data[start:stop])
+        return self._of_values(self._hp_data[start:stop], lambda x: x[start:stop])
 
 
 class IdentityQuantizer(Quantizer):

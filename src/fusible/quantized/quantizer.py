@@ -12,6 +12,7 @@ from fusible import tex
 from fusible.errors import DTypeError, NotServedError, check_number, expected
 from fusible.quantized import block_recipes, recipe
 from fusible.quantized.arguments import AnyTensor, Device, DTypeLike, NoopFlag, QuantizerLike, Sizes, Source, Storage, Target, check_methods
+from fusible.quantized.first_scale import FirstScale
 from fusible.quantized.formats import FP8_MAX
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage, note_written
@@ -251,7 +252,10 @@ class Float8Quantizer(Quantizer):
     """Quantize by a given scale: ``q = cast(x * scale)``, saturating; ``amax = max(amax, max|x|)`` is recorded (delayed scaling).
 
     ``scale``: fp32 ``[1]``; ``amax``: fp32 ``[1]``, updated in place, or None: then the backend assigns a new tensor to the attribute.
+    Until an iteration has observed a weight that ``quantized_model_init`` made (``first_scale``), both follow from what is quantized.
     """
+
+    first_scale: FirstScale | None = None
 
     def __init__(
         self, scale: Array, amax: Array | None, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, internal: bool = False
@@ -280,6 +284,21 @@ class Float8Quantizer(Quantizer):
         else:
             self.amax.copy_(torch.maximum(self.amax, seen))
 
+    def quantize_impl(self, tensor: Source) -> Any:
+        self._fit(tensor, None)
+        return super().quantize_impl(tensor)
+
+    def update_quantized(self, src: Source, dst: Target, *, noop_flag: NoopFlag | None = None) -> Any:
+        self._fit(src, noop_flag)
+        return super().update_quantized(src, dst, noop_flag=noop_flag)
+
+    def _fit(self, values: Any, noop_flag: Any) -> None:
+        first = self.first_scale
+        if first is None or first.observed or not values.numel() or (noop_flag is not None and bool(noop_flag.view(-1)[0] == 1)):
+            return
+        first.fit(self, values.detach().abs().amax().float().reshape(1))
+        first.fitted = True
+
     def supports_only_rowwise_all_gather(self) -> bool:
         return True
 
@@ -297,6 +316,9 @@ class Float8Quantizer(Quantizer):
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine is not theirs:
                 mine.copy_(theirs.view_as(mine))
+        first, of_other = self.first_scale, getattr(other, "first_scale", None)
+        if first is not None and first is not of_other:
+            first.fitted = of_other is None or of_other.fitted
 
     def _value_key(self) -> None:
         return None

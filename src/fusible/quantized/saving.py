@@ -11,6 +11,8 @@ import torch
 
 from fusible.errors import ArgumentError, CheckpointError, check_class, expected
 from fusible.files import parse_json
+from fusible.quantized.first_scale import FirstScale
+from fusible.quantized.recipe import DelayedScaling
 from fusible.tex import DType
 
 __all__ = ["flatten_state_dict", "from_plain", "rebuild", "reduced", "register_saved", "to_plain", "unflatten_state_dict"]
@@ -23,6 +25,11 @@ _ARGUMENTS = {"rowwise": "rowwise_usage", "columnwise": "columnwise_usage", "fp8
 
 _OF_A_PROCESS = {"with_amax_reduction": False, "amax_reduction_group": None, "device": None}
 """What belongs to the process that quantizes, and is not saved."""
+
+
+_FIRST = "first_scale_margin"
+"""Of a quantizer whose scale follows from what is written until an iteration has observed it (``FirstScale``): its recipe's margin. A recipe's own
+functions are not saved."""
 
 
 def register_saved(*classes: type) -> None:
@@ -146,6 +153,8 @@ def _quantizer(quantizer: Any, prefix: str, tensors: dict[str, torch.Tensor]) ->
         value = _OF_A_PROCESS[name] if name in _OF_A_PROCESS else getattr(quantizer, _ARGUMENTS.get(name, name))
         told[name] = _encoded(value, f"{prefix}{name}", tensors)
     others = {name: getattr(quantizer, name) for name in ("internal", "optimize_for_gemm") if name not in told}
+    first = getattr(quantizer, "first_scale", None)
+    others |= {_FIRST: first.recipe.margin} if first is not None else {}
     return {"class": cls.__name__, "arguments": told, "others": others, "usages": quantizer.get_usages()}
 
 
@@ -195,6 +204,9 @@ def _made_quantizer(told: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     cls = _class(told["class"], False)
     made = cls(**{name: _decoded(value, tensors) for name, value in told["arguments"].items()})
     for name, value in told["others"].items():
+        if name == _FIRST:
+            made.first_scale = FirstScale(DelayedScaling(margin=value))  # type: ignore[attr-defined]
+            continue
         if name not in ("internal", "optimize_for_gemm"):
             raise CheckpointError(expected("internal or optimize_for_gemm", of="a saved quantizer", got=repr(name), do="save it again"))
         setattr(made, name, bool(value))

@@ -18,7 +18,7 @@ from fusible.tex import DType
 from fusible.tex.formats import FLOAT8, Format
 from fusible.tex.formulas.arrays import Array
 
-__all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of", "note_written"]
+__all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of", "note_current", "note_written", "share_notes"]
 
 
 class QuantizedTensorStorage:
@@ -190,6 +190,20 @@ class FieldStorage(QuantizedTensorStorage):
             raise ShapeError(expected("the same last dimension and number of elements", of=of, got=list(wanted), do="dequantize it first"))
         return type(self)(**fields)
 
+    def _write_where(self, values: torch.Tensor, changed: torch.Tensor) -> None:
+        """Write those ``values`` (fp32 ``[*shape]``) that have ``changed`` (bool ``[*shape]``). Blocks without one keep their bytes, where a scale of
+        the whole tensor stays."""
+        self._take_where(self._quantized_like(values), changed)
+        note_written(self)
+
+    def _quantized_like(self, values: torch.Tensor) -> Any:
+        """``values`` with the copies that this tensor has."""
+        return self._get_quantizer().with_usages(**self.get_usages()).quantize(values)
+
+    def _take_where(self, new: Any, changed: torch.Tensor) -> None:
+        """Take over the bytes of ``new`` at least where ``changed``."""
+        self.copy_from_storage(new)
+
     def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
         """The fields of a view of ``shape``, or None where there is none that is quantized."""
         return None
@@ -251,6 +265,27 @@ def note_written(storage: Any) -> None:
     old data must raise."""
     data = storage.get_data_tensors() if hasattr(storage, "get_data_tensors") else ()
     increment_version([tensor for tensor in data if isinstance(tensor, torch.Tensor) and not tensor.is_inference()])
+    if hasattr(storage, "_writes"):
+        current = not storage._transpose_invalid
+        storage._writes[0] += 1
+        if current:
+            note_current(storage)
+
+
+def note_current(storage: Any) -> None:
+    """Note that the transposed data of ``storage`` is that of its data now. All tensors that share the two see it (``share_notes``)."""
+    if isinstance(storage._transpose, torch.Tensor):
+        storage._writes[_memory(storage._transpose)] = storage._writes[0]
+
+
+def share_notes(storage: Any, other: Any) -> None:
+    """Let ``storage``, which lies in the memory of ``other``, know when either is written."""
+    if hasattr(other, "_writes"):
+        storage._writes = other._writes
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if type(tensor) is torch.Tensor and not tensor.is_meta else -1
 
 
 def kind_of(storage: Any) -> str:
@@ -272,7 +307,8 @@ class Float8TensorStorage(FieldStorage):
 
     _data: Any
     _transpose: Any
-    _transpose_invalid: bool
+    _writes: dict[int, int]
+    """How often the data has been written, by all that share it (key 0), and by the memory of a transpose at which of the writes it was made."""
     _scale_inv: Any
     _fp8_dtype: Any
 
@@ -288,11 +324,26 @@ class Float8TensorStorage(FieldStorage):
     ) -> None:
         self._data = data
         self._transpose = data_transpose
-        self._transpose_invalid = data_transpose is None
+        self._invalid = data_transpose is None
+        self._writes = {0: 0}
         self._scale_inv = fp8_scale_inv
         self._fp8_dtype = fp8_dtype
         self._dtype = fake_dtype
         self._quantizer = quantizer
+
+    @property
+    def _transpose_invalid(self) -> bool:
+        """Whether the transposed data is out of date: said to be, or the data alone has been written since, by a tensor that shares it (a part, what
+        ``detach`` gives) and has no transposed data."""
+        if self._invalid or not self._writes[0] or not isinstance(self._transpose, torch.Tensor):
+            return self._invalid
+        return self._writes.get(_memory(self._transpose), 0) != self._writes[0]
+
+    @_transpose_invalid.setter
+    def _transpose_invalid(self, value: bool) -> None:
+        self._invalid = value
+        if not value and self._writes[0]:
+            note_current(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -343,6 +394,7 @@ class Float8TensorStorage(FieldStorage):
         super().copy_from_storage(src)
         if hasattr(self._quantizer, "take_state_of") and type(src._quantizer) is type(self._quantizer):
             self._quantizer.take_state_of(src._quantizer)
+        self._writes[0] += 1
         if self._transpose is not None:
             self._transpose_invalid = not src.get_usages()["columnwise"]
 
@@ -352,10 +404,13 @@ class Float8TensorStorage(FieldStorage):
         same_last = bool(shape) and bool(have) and shape[-1] == have[-1]
         if torch.Size(shape).numel() != torch.Size(have).numel() or (fields["data_transpose"] is not None and not same_last):
             return None
-        if fields["data"] is not None:
-            fields["data"] = viewed(fields["data"], shape)
-        if fields["data_transpose"] is not None:
-            fields["data_transpose"] = viewed(fields["data_transpose"], (*shape[-1:], *shape[:-1]))
+        try:
+            if fields["data"] is not None:
+                fields["data"] = viewed(fields["data"], shape)
+            if (transpose := fields["data_transpose"]) is not None:
+                fields["data_transpose"] = viewed(transpose, (*shape[-1:], *shape[:-1]))
+        except RuntimeError:  # a part that has gaps
+            return None
         return fields
 
     def fsdp_buffer_fields(self) -> tuple[str, ...]:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.quantized.arguments import Buffers, DTypeLike, GatherInput, Mesh, Parts, Shard, Sizes, Source, Storage, check_methods
+from fusible.quantized.arguments import (
+    Buffers,
+    DTypeLike,
+    GatherInput,
+    Mesh,
+    NoopFlag,
+    Parts,
+    Shard,
+    Sizes,
+    Source,
+    Storage,
+    check_methods,
+)
+from fusible.quantized.collectives import share_first_scale
+from fusible.quantized.first_scale import of_a_copy
 from fusible.quantized.gathered import gathered_fields
+from fusible.quantized.parts import Part, PartOfValues, check_writes, of_values, write_part
 from fusible.quantized.saving import rebuild, reduced
-from fusible.quantized.storage import FieldStorage
+from fusible.quantized.storage import FieldStorage, note_current, share_notes
 from fusible.quantized.tensor_operations import FLOATS, HANDLERS, on_values
 
 __all__ = ["QuantizedTensor", "recorded_amax"]
@@ -30,18 +45,23 @@ class QuantizedTensor(torch.Tensor, _Storage):
     """Base of the quantized tensors: a ``torch.Tensor`` of a nominal dtype over the fields of a storage, which a subclass names as its other base.
 
     ``detach``, ``clone``, ``.to(device)``, ``new_empty``, ``empty_like``, ``new_zeros``, rows cut at whole blocks (of a tensor of one scale, any
-    part: ``split``, ``chunk``, ``select``, slices with a step), and views that keep the last dimension are quantized, without loss; a view and
-    ``detach`` share the buffers, a part is a copy. ``new_zeros`` of some of the rows,
-    which is how FSDP2 makes a shard, raises ``ShapeError`` unless they are an even part in whole blocks. ``copy_`` from a tensor of the same
-    format and options copies bytes, else it quantizes. An operation that writes dequantizes, computes and quantizes again; so optimizers work, whose
-    moments (``zeros_like``) are not quantized. Every other operation sees the dequantized values; so what looks like a view is then none, and
-    writing to it changes nothing here. A copy (row-wise, column-wise) that one of two tensors sharing buffers has dropped is not written by it.
+    part: ``split``, ``chunk``, ``select``, slices with a step), and views that keep the last dimension are quantized, without loss. ``new_zeros`` of
+    some of the rows, which is how FSDP2 makes a shard, raises ``ShapeError`` unless they are an even part in whole blocks. ``copy_`` from a tensor of
+    the same format and options copies bytes, else it quantizes. An operation that writes dequantizes, computes and quantizes again; so optimizers
+    work, whose moments (``zeros_like``) are not quantized. Every other operation sees the dequantized values.
+
+    A view and ``detach`` share the buffers, and so does a part of a tensor of one scale: what is written to it lands in the tensor. A part of a
+    tensor in blocks is a copy, as is what looks like a view and shows the dequantized values (``t()``): writing to it raises ``ValuesError``, and
+    ``clone`` gives one that may be written. ``t[2:4] = values``, by any index, lands in every format; blocks without a written element keep their
+    bytes, where the scale of the whole tensor stays. A transposed copy that one of two tensors sharing buffers lacks is out of date in the other
+    when that one is written (``get_usages``); of other formats, a copy that one has dropped is not written by it.
     """
 
     _STORAGE: ClassVar[Any] = None
     _dtype: torch.dtype
     _quantizer: Any
     _undivided = False
+    _part: Part | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -85,10 +105,16 @@ class QuantizedTensor(torch.Tensor, _Storage):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            check_writes(func, args, kwargs)
+        if PartOfValues in types:
+            args, kwargs = of_values(args), of_values(kwargs)
         if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
             with torch.inference_mode(False):  # autograd gives a view the version of what it is a view of, which an inference tensor cannot have
                 return cls.__torch_dispatch__(func, types, args, kwargs)
         handler = HANDLERS.get(func)
+        if func is _aten.copy_.default and getattr(args[0], "_part", None) is not None:
+            return write_part(args[0], args[1])
         if func is _aten.copy_.default and not isinstance(args[0], QuantizedTensor):
             into, source, *options = args
             return into.copy_(source._dequantized(into.dtype if into.dtype in FLOATS else source.dtype), *options)
@@ -104,6 +130,27 @@ class QuantizedTensor(torch.Tensor, _Storage):
         if self.requires_grad and torch.is_grad_enabled():
             return _Dequantize.apply(self, dtype)  # pyright: ignore[reportReturnType]
         return self._dequantized(dtype)
+
+    def quantize_(self, tensor: Source, *, noop_flag: NoopFlag | None = None) -> Self:
+        """Overwrite this tensor with ``tensor``, quantized; nothing where ``noop_flag[0] == 1``. A part is written by the scale of its tensor, and
+        raises ``ValuesError`` where it is a copy."""
+        return super().quantize_(tensor, noop_flag=noop_flag) if self._part is None else write_part(self, tensor, noop_flag)
+
+    def copy_from_storage(self, src: Storage) -> None:
+        if self._part is None:
+            super().copy_from_storage(src)
+        else:
+            write_part(self, src)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write ``value`` to a part, of every format: blocks of which it is no part keep their bytes, where the scale of the whole tensor stays."""
+        with torch.no_grad():
+            part = self.detach()[index]
+        if isinstance(part, QuantizedTensor) and (part._part is None or part._part.whole is not None):
+            return super().__setitem__(index, value)
+        places, values = torch.zeros(self.shape, dtype=torch.bool, device=self.device), torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        places[index], values[index] = True, value
+        self.index_put_((places,), values[places])
 
     @classmethod
     def __metadata_guard__(cls, compiled: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -151,6 +198,7 @@ class QuantizedTensor(torch.Tensor, _Storage):
                 self.quantize_(tensor)
 
     def _adopt(self, fields: dict[str, Any]) -> None:
+        self._part = None
         self._STORAGE.__init__(self, **fields)
 
     def _made(self, shape: Sequence[int], fields: dict[str, Any], *, requires_grad: bool = False, **options: Any) -> Self:
@@ -158,7 +206,13 @@ class QuantizedTensor(torch.Tensor, _Storage):
         return type(self)(shape, fields["fake_dtype"], requires_grad=requires_grad, **fields, **options)  # pyright: ignore[reportCallIssue]
 
     def _like(self, *, requires_grad: bool) -> Self:
-        return self._made(self.shape, self.get_metadata(), requires_grad=requires_grad, device=self.device)
+        return self._made(self.shape, self.get_metadata(), requires_grad=requires_grad, device=self.device)._over(self, self._part)
+
+    def _over(self, other: Any, part: Part | None) -> Self:
+        """This tensor, which lies in the memory of ``other``, as a part."""
+        share_notes(self, other)
+        self._part = part
+        return self
 
     @classmethod
     def make_like(cls, tensor: Storage, *, shape: Sizes | None = None, dtype: torch.dtype | None = None, requires_grad: bool = False) -> Any:
@@ -167,8 +221,9 @@ class QuantizedTensor(torch.Tensor, _Storage):
         if shape is not None and torch.Size(shape).numel() != tensor.numel():
             of = f"shape of {cls.__name__}.make_like"
             raise ShapeError(expected(f"as many elements as {list(tensor.shape)} has", of=of, got=list(shape), do="quantize a tensor of that shape"))
-        fields = tensor.get_metadata()
-        return tensor._made(shape or tensor.shape, {**fields, "fake_dtype": dtype or tensor.dtype}, requires_grad=requires_grad, device=tensor.device)
+        size, fields = tuple(shape or tensor.shape), {**tensor.get_metadata(), "fake_dtype": dtype or tensor.dtype}
+        made, part = tensor._made(size, fields, requires_grad=requires_grad, device=tensor.device), getattr(tensor, "_part", None)
+        return made._over(tensor, part if part is None or part.whole is None else part.then(lambda y: y.view(size)))
 
     def __copy__(self) -> Self:
         return self._like(requires_grad=self.requires_grad)
@@ -199,20 +254,23 @@ class QuantizedTensor(torch.Tensor, _Storage):
             return NotImplemented
         quantizer = self._quantizer.with_usages(**self.get_usages())
         made = quantizer.make_empty(shape, dtype=dtype, device=device, pin_memory=bool(pin_memory))
-        made._quantizer = self._quantizer
+        made._quantizer = of_a_copy(self._quantizer)
         return made
 
-    def _of_values(self, data: torch.Tensor) -> Self:
-        """A quantized copy of ``data``, which holds values of this tensor at other places, for a format that reads a value alike wherever it lies. It
-        has the row-wise and column-wise copies that this tensor has."""
-        absent = dict.fromkeys(self._TENSORS.keys() & {"data_transpose"})
-        fields = {**self.get_metadata(), **absent, self._ALIKE: data.clone(memory_format=torch.contiguous_format)}
-        made = self._made(data.shape, fields, device=self.device)
-        made.update_usage(**{f"{name}_usage": there for name, there in self.get_usages().items()})
-        return made
+    def _of_values(self, data: torch.Tensor | None, cut: Callable[[torch.Tensor], torch.Tensor], moves: bool = True) -> Any:
+        """The part that ``cut`` gives, of a format that reads a value alike wherever it lies, over this tensor's memory. ``data``: what it gives of
+        the values."""
+        fields = {**self.get_metadata(), self._ALIKE: data}
+        columns = cut(torch.movedim(fields["data_transpose"], 0, -1)) if fields.get("data_transpose") is not None and moves else None
+        if "data_transpose" in fields:
+            fields["data_transpose"] = columns if columns is None else columns.movedim(-1, 0)
+        shape = next(part.shape for part in (data, columns) if part is not None)
+        part = Part(self, cut, moves) if self._part is None else self._part.then(cut, moves)
+        return self._made(shape, fields, device=self.device)._over(self, part)
 
     def _rows(self, start: int, stop: int) -> Any:
-        """Rows ``start`` to ``stop`` of the first dimension: this tensor, a quantized copy, or None where blocks would be cut."""
+        """Rows ``start`` to ``stop`` of the first dimension: this tensor, a quantized copy, which is nobody's part, or None where blocks would be
+        cut."""
         first, *inner = self.shape
         if start == 0 and stop == first:
             return self._like(requires_grad=False)
@@ -225,7 +283,7 @@ class QuantizedTensor(torch.Tensor, _Storage):
             return None  # scales in the order of a product, or of rows that divide otherwise: then the values divide
         parts = [buffer[start * len(buffer) // first : stop * len(buffer) // first].clone() for buffer in buffers]
         shape, fields = self._of_rows(parts, _apart(meta))
-        return self._gathered(shape, fields, self.dtype, self._quantizer, self.get_usages())
+        return self._gathered(shape, fields, self.dtype, of_a_copy(self._quantizer), self.get_usages())
 
     def _gathered(self, shape: Sequence[int], fields: dict[str, Any], dtype: torch.dtype, quantizer: Any, usages: dict[str, bool]) -> Self:
         """The tensor of gathered or divided rows, with the copies that ``usages`` names."""
@@ -243,9 +301,9 @@ class QuantizedTensor(torch.Tensor, _Storage):
         all shards take the largest, as their next scales follow from it.
         """
         quantizer = self._quantizer
-        buffers, meta = self.fsdp_extract_buffers()
         if mesh is not None:
             self._reduce_amaxes(mesh)
+        buffers, meta = self.fsdp_extract_buffers()
         common = [value.reshape(1) for value in _common(meta) if value.numel() == 1]
         recorded = [amax.reshape(1)] if (amax := recorded_amax(quantizer)) is not None else []
         given, alone = (*buffers, *common, *recorded), mesh is not None and mesh.size() == 1
@@ -255,6 +313,9 @@ class QuantizedTensor(torch.Tensor, _Storage):
     def _reduce_amaxes(self, mesh: Any) -> None:
         """Quantize from now on by the largest magnitude in all processes of ``mesh``, where one says how."""
         quantizer = self._quantizer
+        first = getattr(quantizer, "first_scale", None)
+        if first is not None and not first.observed and mesh.size() > 1:
+            share_first_scale(self, mesh.get_group())
         if hasattr(quantizer, "with_amax_reduction") and not quantizer.with_amax_reduction:
             self._quantizer = quantizer.copy()
             self._quantizer.with_amax_reduction, self._quantizer.amax_reduction_group = True, mesh.get_group()
@@ -292,6 +353,8 @@ class QuantizedTensor(torch.Tensor, _Storage):
                 if name in former and not _is_one_of(tensor, given):
                     former[name].data.copy_(tensor)  # .data: nobody's version changes
                     setattr(holder, attribute, former[name])
+                    if hasattr(holder, "_writes"):
+                        note_current(holder)
         if amax is not None:
             amax.copy_(recorded[0].amax())
         return out, freed
@@ -310,7 +373,7 @@ class QuantizedTensor(torch.Tensor, _Storage):
         if any(len(_common(meta)) != len(_common(metas[0])) or not all(map(torch.equal, _common(meta), _common(metas[0]))) for meta in metas):
             return None
         shape, fields = first._of_rows([torch.cat(buffers) for buffers in zip(*(buffers for buffers, _ in found), strict=True)], metas[0])
-        quantizer = copy(first._quantizer)
+        quantizer = copy(of_a_copy(first._quantizer))
         amaxes = [amax for part in parts if (amax := recorded_amax(part._quantizer)) is not None]
         if amaxes:
             quantizer.amax = torch.stack(amaxes).amax(dim=0)

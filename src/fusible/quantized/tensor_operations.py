@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusible.errors import ArgumentError, CheckpointError, ShapeError, ValuesError, expected
+from fusible.quantized.collectives import by_bytes, finished, is_collective, sent
+from fusible.quantized.first_scale import of_a_copy
+from fusible.quantized.parts import COPY, PartOfValues
 from fusible.quantized.shapes import resolved
 
 if TYPE_CHECKING:
@@ -28,21 +31,41 @@ def _quantized(x: Any) -> bool:
 def on_values(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation on the dequantized values, and quantize what it wrote."""
     quantized = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if _quantized(leaf)}
+    if by_bytes(func, args) and all(leaf._part is None for leaf in quantized.values()):
+        return sent(func, args, kwargs)
     try:
         plain = {key: tensor._dequantized(tensor.dtype) for key, tensor in quantized.items()}
     except ArgumentError as error:
         raise ValuesError(str(error)) from error
     result = func(*tree_map(lambda a: plain.get(id(a), a), args), **tree_map(lambda a: plain.get(id(a), a), kwargs))
-    if not func._schema.is_mutable:
-        return result
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written = args[place] if place < len(args) else kwargs.get(argument.name)
-            for leaf in tree_leaves(written):
-                if _quantized(leaf):
-                    leaf.quantize_(plain[id(leaf)])
+    if not func._schema.is_mutable and not is_collective(func):
+        return _refusing(args[0], plain.get(id(args[0])), result) if func.is_view else result
+    for leaf in _written(func, args, kwargs, result):
+        if _quantized(leaf):
+            leaf.quantize_(plain[id(leaf)])
     originals = {id(values): quantized[key] for key, values in plain.items()}
     return tree_map(lambda r: originals.get(id(r), r), result)
+
+
+def _written(func: Any, args: Any, kwargs: Any, result: Any) -> Iterator[Any]:
+    """What an operation has written to, when it has."""
+    if is_collective(func):
+        finished(result)
+        yield from tree_leaves(args[0])
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tree_leaves(args[place] if place < len(args) else kwargs.get(argument.name))
+
+
+def _refusing(x: Any, values: torch.Tensor | None, views: Any) -> Any:
+    """What looks like views of a quantized tensor and are views of its dequantized values: they refuse to be written to, unless these are its own."""
+    if values is None or any(_lies_in(values, own) for own in x.get_data_tensors()):
+        return views
+    return tree_map(lambda view: PartOfValues(view, type(x).__name__) if type(view) is torch.Tensor and view.numel() else view, views)
+
+
+def _lies_in(values: torch.Tensor, own: Any) -> bool:
+    return own is not None and type(values) is type(own) is torch.Tensor and values.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
 
 
 def _detach(func: Any, x: QuantizedTensor) -> Any:
@@ -50,7 +73,7 @@ def _detach(func: Any, x: QuantizedTensor) -> Any:
 
 
 def _clone(func: Any, x: QuantizedTensor, *, memory_format: Any = None) -> Any:
-    return x._made(x.shape, x._mapped(torch.clone), device=x.device)
+    return x._made(x.shape, x._mapped(torch.clone, of_a_copy), device=x.device)
 
 
 def _copy(func: Any, x: QuantizedTensor, source: Any, non_blocking: bool = False) -> Any:
@@ -76,7 +99,7 @@ def _to_copy(
         moved = tensor.to(device=device, non_blocking=non_blocking, copy=True)
         return moved.pin_memory() if pin_memory else moved
 
-    return x._made(x.shape, x._mapped(move), device=device)
+    return x._made(x.shape, x._mapped(move, of_a_copy), device=device)
 
 
 def _new_empty(func: Any, x: QuantizedTensor, size: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False, **layout: Any) -> Any:
@@ -112,7 +135,10 @@ def _zeros_like(func: Any, x: QuantizedTensor, *, dtype: Any = None, device: Any
 def _view(func: Any, x: QuantizedTensor, size: Sequence[int], *strides: Any) -> Any:
     shape = resolved(size, x.shape)
     fields = x._viewed(shape)
-    return NotImplemented if fields is None else x._made(shape, fields, device=x.device)
+    if fields is None:
+        return NotImplemented
+    part = x._part
+    return x._made(shape, fields, device=x.device)._over(x, part if part is None or part.whole is None else part.then(lambda y: y.view(shape)))
 
 
 def _expand(func: Any, x: QuantizedTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
@@ -121,22 +147,44 @@ def _expand(func: Any, x: QuantizedTensor, size: Sequence[int], *, implicit: boo
 
 
 def _as_strided(func: Any, x: QuantizedTensor, size: Sequence[int], stride: Any, storage_offset: Any = None) -> Any:
-    same = tuple(size) == tuple(x.shape) and tuple(stride) == x.stride() and not storage_offset
-    return x._like(requires_grad=False) if same else NotImplemented
+    if tuple(size) == tuple(x.shape) and tuple(stride) == x.stride() and not storage_offset:
+        return x._like(requires_grad=False)
+    data = x.get_metadata()[x._ALIKE] if x._ALIKE else None
+    if data is None or not data.is_contiguous() or not size or 0 in size:
+        return NotImplemented
+
+    def cut(y: torch.Tensor) -> torch.Tensor:
+        return y.as_strided(size, stride, y.storage_offset() + (storage_offset or 0))
+
+    return x._of_values(cut(data), cut, moves=False)
 
 
 def _by_bytes(func: Any, x: QuantizedTensor, *args: Any, **kwargs: Any) -> Any:
-    """Values that change places alone, by their bytes, of a format in which these are read alike at every place."""
-    alike = getattr(x, "_ALIKE", "")
-    data = x.get_metadata()[alike] if alike else None
-    if data is None:
+    """Values that change places alone, by their bytes, of a format in which these are read alike at every place: parts that share its memory."""
+    if not x._ALIKE:
         return NotImplemented
-    found = func(data, *args, **kwargs)
-    parts = list(found) if isinstance(found, tuple | list) else [found]
-    if any(not part.ndim or not part.numel() for part in parts):
+    data, at = x.get_metadata()[x._ALIKE], torch.empty(x.shape, device="meta")
+    found, wanted = None if data is None else func(data, *args, **kwargs), func(at, *args, **kwargs)
+    several = isinstance(wanted, tuple | list)
+    if any(not part.ndim or not part.numel() for part in (wanted if several else [wanted])):
         return NotImplemented
-    made = [x._of_values(part) for part in parts]
-    return made if isinstance(found, tuple | list) else made[0]
+    if not several:
+        return x._of_values(found, lambda y: func(y, *args, **kwargs))
+    return [x._of_values(found and found[i], lambda y, i=i: func(y, *args, **kwargs)[i]) for i in range(len(wanted))]
+
+
+def _places(func: Any, x: QuantizedTensor, *args: Any, **kwargs: Any) -> Any:
+    """An operation that writes to some places: what it leaves as it is keeps its bytes, where its scale stays."""
+    if x._part is not None or x.dtype not in FLOATS:
+        return NotImplemented
+    exact = x._dequantized(torch.float32)
+    before = exact.to(x.dtype)
+    args, kwargs = tree_map(lambda a: a._dequantized(a.dtype) if _quantized(a) else a, (args, kwargs))
+    after = func(before.clone(), *args, **kwargs)
+    changed = after != before
+    if bool(changed.any()):
+        x._write_where(torch.where(changed, after.float(), exact), changed)
+    return x
 
 
 def _slice(func: Any, x: QuantizedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
@@ -146,8 +194,9 @@ def _slice(func: Any, x: QuantizedTensor, dim: int = 0, start: Any = None, end: 
     if x._undivided and not whole:
         of, got = f"what torch.distributed.checkpoint reads into a {type(x).__name__}", f"{stop - begin} of {length}"
         raise CheckpointError(expected("all rows at once", of=of, got=got, do="load with planner=fusible.pytorch.checkpoint.LoadPlanner(state_dict)"))
-    part = x._like(requires_grad=False) if whole else x._rows(begin, stop) if dim in (0, -x.dim()) and step == 1 else None
-    return _by_bytes(func, x, dim, start, end, step) if part is None else part
+    if whole:
+        return x._like(requires_grad=False)
+    return _of_rows(func, x, [(begin, stop)] if dim in (0, -x.dim()) and step == 1 else [], dim, start, end, step)
 
 
 def _split(func: Any, x: QuantizedTensor, split_size: int, dim: int = 0) -> Any:
@@ -161,8 +210,14 @@ def _split_with_sizes(func: Any, x: QuantizedTensor, split_sizes: Sequence[int],
 
 
 def _of_rows(func: Any, x: QuantizedTensor, places: Sequence[tuple[int, int]], *args: Any) -> Any:
+    if x._ALIKE:
+        return _by_bytes(func, x, *args)
     parts = [x._rows(start, stop) for start, stop in places]
-    return parts if parts and all(part is not None for part in parts) else _by_bytes(func, x, *args)
+    if not parts or any(part is None for part in parts):
+        return NotImplemented
+    for part in parts:
+        part._part = part._part if len(part) == len(x) else COPY
+    return parts if func is not _aten.slice.Tensor else parts[0]
 
 
 def _of_buffer(func: Any, x: QuantizedTensor, *args: Any) -> Any:
@@ -190,6 +245,16 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.split.Tensor: _split,
     _aten.split_with_sizes.default: _split_with_sizes,
     _aten.unbind.int: _by_bytes,
+    _aten.index_put_.default: _places,
+    _aten._index_put_impl_.default: _places,
+    _aten.index_fill_.int_Scalar: _places,
+    _aten.index_fill_.int_Tensor: _places,
+    _aten.index_copy_.default: _places,
+    _aten.masked_fill_.Scalar: _places,
+    _aten.masked_fill_.Tensor: _places,
+    _aten.masked_scatter_.default: _places,
+    _aten.scatter_.src: _places,
+    _aten.scatter_.value: _places,
     _aten.is_pinned.default: _of_buffer,
     _aten.record_stream.default: _of_buffer,
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from fusible.quantized.block_storage import Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage
+from fusible.quantized.parts import write_where
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import Float8TensorStorage
 from fusible.quantized.tensor import QuantizedTensor
@@ -11,7 +14,15 @@ __all__ = ["Float8BlockwiseQTensor", "Float8Tensor", "MXFP8Tensor", "NVFP4Tensor
 
 
 class Float8Tensor(QuantizedTensor, Float8TensorStorage):
-    """A tensor whose data is FP8 with one scale: ``Float8Tensor(shape, dtype, *, requires_grad=False, device=None, **fields)``."""
+    """A tensor whose data is FP8 with one scale: ``Float8Tensor(shape, dtype, *, requires_grad=False, device=None, **fields)``.
+
+    Its parts (``t[2:4]``, ``t[:, 8:]``, ``split``, ``select``, ``as_strided``) share its memory. What is written to one is quantized by the scale
+    that the tensor has; a magnitude that has no room under it doubles the scale as often as it takes, which keeps the values of all other elements
+    but the smallest.
+    """
+
+    def _write_where(self, values: torch.Tensor, changed: torch.Tensor) -> None:
+        write_where(self, values, changed)
 
 
 class Float8BlockwiseQTensor(QuantizedTensor, Float8BlockwiseQTensorStorage):

@@ -21,6 +21,7 @@ from fusible.quantized import (
     NVFP4Quantizer,
     QuantizedTensor,
 )
+from fusible.quantized.parts import PartOfValues
 from fusible.tex import DType
 from fusible.tex.operands import kind
 
@@ -175,7 +176,7 @@ def test_a_stack_is_cut_between_its_members_and_gathered_without_loss(name: str)
     parts = g.split(2)
     for part, of in zip(parts, stack.split(2), strict=True):
         assert type(part) is GroupedTensor and same_bytes(part, GroupedTensor.of_stack(of, STACKS[name]()))
-    assert type(g[1:4]) is GroupedTensor and torch.equal(g[1:4].dequantize(), g.dequantize()[1:4]) and type(g[:, :8]) is torch.Tensor
+    assert type(g[1:4]) is GroupedTensor and torch.equal(g[1:4].dequantize(), g.dequantize()[1:4]) and type(g[:, :8]) is PartOfValues
     given = [part.fsdp_pre_all_gather(None, g.shape, g.stride(), None, None) for part in parts]
     assert given[0][0][0].dtype is torch.uint8 and any("columnwise" in field for field in g.fsdp_buffer_fields()) is (name not in (*DERIVED, "rows"))
     joined = tuple(torch.cat(pieces) for pieces in zip(*(pieces for pieces, _ in given), strict=True))
@@ -193,7 +194,9 @@ def test_a_stack_is_cut_between_its_members_and_gathered_without_loss(name: str)
     assert {field: buffers(whole)[field].data_ptr() for field in derived} == derived
     viewed = g.view_as(g)  # as a DTensor gives what is local
     assert type(viewed) is GroupedTensor and {t.data_ptr() for t in buffers(viewed).values()} == {t.data_ptr() for t in buffers(g).values()}
-    parts[1].copy_(torch.ones(2, *MEMBER))
+    with pytest.raises(ValuesError, match="^copy_ of a part of a GroupedTensor: expected a tensor that holds its values itself"):
+        parts[1].copy_(torch.ones(2, *MEMBER))
+    parts[1].clone().copy_(torch.ones(2, *MEMBER))
     assert same_bytes(whole, g) and torch.equal(parts[0].dequantize(), g.dequantize()[:2]), "others keep what they have"
 
 

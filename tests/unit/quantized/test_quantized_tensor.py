@@ -186,8 +186,8 @@ def test_parts_of_any_kind_stay_quantized(columnwise: bool) -> None:
     for cut in cuts:
         for part, wanted in zip(cut(q), cut(values), strict=True):
             assert isinstance(part, Float8Tensor) and part.shape == wanted.shape and torch.equal(part.dequantize(), wanted)
-            assert part._data.is_contiguous() and part.get_usages() == q.get_usages() and part._scale_inv.item() == q._scale_inv.item()
-    assert type(q[0, 0]) is torch.Tensor and type(q[:0]) is torch.Tensor
-    part = q[1:3]
-    part.copy_(torch.zeros(2, 10))
-    assert torch.equal(q.dequantize(), values), "a part is a copy"
+            assert part.get_usages() == q.get_usages() and part._scale_inv.item() == q._scale_inv.item()
+    assert torch.equal(q[0, 0] + 0, values[0, 0]) and type(q[:0]) is torch.Tensor
+    q[1:3].copy_(torch.zeros(2, 10))
+    values[1:3] = 0
+    assert torch.equal(q.dequantize(), values), "a part shares the memory"

@@ -188,6 +188,8 @@ class DelayedWeights:
         for slot, quantizer in self.quantizers.items():
             quantizer.scale.copy_(scales[slot].view_as(quantizer.scale))
             quantizer.amax.zero_()
+            if quantizer.first_scale is not None:
+                quantizer.first_scale.observed = True
 
 
 def _records(quantizer: Any) -> bool:
