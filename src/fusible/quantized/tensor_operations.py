@@ -31,7 +31,7 @@ def _quantized(x: Any) -> bool:
 def on_values(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation on the dequantized values, and quantize what it wrote."""
     quantized = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if _quantized(leaf)}
-    if by_bytes(func, args) and all(leaf._part is None for leaf in quantized.values()):
+    if by_bytes(func, args):
         return sent(func, args, kwargs)
     try:
         plain = {key: tensor._dequantized(tensor.dtype) for key, tensor in quantized.items()}
