@@ -126,7 +126,7 @@ def test_a_model_is_quantized_and_loaded(name: str, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", FORMATS)
 def test_values_are_those_of_the_dtype_of_the_model(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """To the bit, in fp32 too, but for NVFP4: compressed-tensors (0.20) rounds its values to bf16, and of models in fp16 its scales to fp16 before."""
+    """To the bit, in fp32 too, but for NVFP4: compressed-tensors (0.20) rounds its values to bf16, and of models in fp16 scales to fp16 before."""
     torch.manual_seed(1)
     llama().to(dtype).save_pretrained(tmp_path / "model")
     quantize_checkpoint(tmp_path / "model", tmp_path / name, name)

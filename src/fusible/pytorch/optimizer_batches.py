@@ -81,7 +81,8 @@ def requantized(p: Any, values: torch.Tensor) -> list[Write]:
     state = {name: getattr(quantizer, name, None) for name in ("scale", "amax")}
     before = {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
     made, writes = p.detach().clone(), list[Write]()
-    made._quantizer = quantizer  # what a copy is written by may be another
+    if getattr(quantizer, "first_scale", None) is not None:
+        made._quantizer = quantizer  # a copy has a first scale of its own
     try:
         made.copy_(values)
         for name, value in state.items():

@@ -79,7 +79,7 @@ class ModuleWithOptions(BaseModule):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._options or self._shapes is None:
             super().__setattr__(name, value)
-        elif name not in self._parameters and name not in self._buffers:
+        elif not (name in self._shapes or name in self._parameters or name in self._buffers):
             self._set_option(name, _kept(value))
         elif value is None or isinstance(value, torch.Tensor):
             super().__setattr__(name, value)  # pyright: ignore[reportArgumentType] - nn.Module takes None too
@@ -87,7 +87,7 @@ class ModuleWithOptions(BaseModule):
             raise _made_by(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name in self._options and name in vars(self):
+        if name in self._options and name in vars(self) and name not in (self._shapes or ()):
             raise ArgumentError(expected("a value", of=f"{name} of {type(self).__name__}", got="none", do="set another one"))
         super().__delattr__(name)
 
