@@ -93,7 +93,7 @@ def requantized(p: Any, values: torch.Tensor) -> list[Write]:
                 writes.append(partial(setattr, quantizer, name, seen))
     finally:
         for name, value in state.items():
-            if name in before:
+            if isinstance(value, torch.Tensor):
                 value.copy_(before[name])
             if getattr(quantizer, name, None) is not value:
                 setattr(quantizer, name, value)

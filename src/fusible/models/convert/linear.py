@@ -31,7 +31,7 @@ class ConvertedLinear(ConvertedModule, Linear):
     """``nn.Linear`` whose product runs on 8-bit operands. Where nothing is quantized it is torch's own, to the bit."""
 
     high_precision = False
-    accumulating_parameters = ()
+    accumulating_parameters = ()  # pyright: ignore[reportAssignmentType] - the converted layer has no such option
     _group: Siblings | None = None
     """The layers of the same input that it computes together with, among which it has a place."""
     _place: int = 0

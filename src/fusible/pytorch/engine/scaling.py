@@ -134,8 +134,10 @@ class ScalingOwner:
         """A training forward on ``snapshot`` has succeeded: its iteration is now the running one, with these amaxes observed. ``recorded``: a
         backward is to follow, as something wants a gradient.
 
-        Where another call has closed the iteration meanwhile, the amaxes are observed in that one's.
+        Where another call has closed the iteration meanwhile, the amaxes are observed in that one's. On the meta device nothing is.
         """
+        if snapshot.forward.scale.is_meta:
+            return
         with self._lock:
             current = self.current
             if current is None or (snapshot is not current and snapshot.version == current.version):
