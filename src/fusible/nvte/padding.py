@@ -69,13 +69,10 @@ def cut(data: Data, shape: Sequence[int]) -> Data:
     """The inverse of ``pad``: ``data [rows, columns]`` without what is behind a tensor of ``shape``."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
     have_rows, have_columns = data.shape
-    if have_rows == rows and have_columns == columns:
-        return data if tuple(data.shape) == tuple(shape) else tex.prim.reshape(data, tuple(shape))
     if have_rows > rows:
         data = tex.prim.split(data, [rows, have_rows - rows], 0)[0]
     if have_columns > columns:
-        data = tex.prim.split(data, [columns, have_columns - columns], 1)[0]
-    data = tex.prim.copy(data)  # so that the caller may write to it, and what was padded goes
+        data = tex.prim.copy(tex.prim.split(data, [columns, have_columns - columns], 1)[0])
     return data if tuple(data.shape) == tuple(shape) else tex.prim.reshape(data, tuple(shape))
 
 

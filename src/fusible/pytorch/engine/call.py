@@ -350,7 +350,8 @@ def _result(way: OnTheWay, plan: Plan) -> torch.Tensor:
     y, type = way.data, way.type
     assert y is not None, "a forward gives a value"
     if not isinstance(type, QuantizedType):
-        return y
+        base: Any = y._base
+        return y if base is None or base.numel() == y.numel() else y.clone()  # what was padded goes, and the caller may write to it
     if type.logical:
         got, do = f"{list(type.logical)}", "pad what goes in, or leave out what quantizes it"
         raise ShapeError(expected("whole blocks", of="a quantized output", got=got, do=do))
