@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from counted_kills import COUNTED
 
 from fusible.cli import main
 from fusible.cli.run_files import CHECKPOINT_FILES, REPORT_FILES
@@ -79,22 +80,15 @@ def test_what_is_written_over_leaves_nothing(out: Path, recipe: str) -> None:
     assert options.recipes == tuple(recipe.split(",")) == tuple(checkpoints)
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
+_KILLED = (
+    COUNTED
+    + """
 from fusible.cli import main
 left = int(sys.argv[1])
-def counted(function):
-    def call(*args, **kwargs):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-    return call
 os.rename, os.replace, Path.unlink = counted(os.rename), counted(os.replace), counted(Path.unlink)
 raise SystemExit(main(["train", *sys.argv[2:]]))
 """
+)
 
 
 def overwrite_and_die(folder: Path, moment: int) -> int:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from counted_kills import COUNTED
 from finetune_models import checkpoint, documents, small_run
 from safetensors import safe_open
 
@@ -96,19 +97,12 @@ def test_one_file_of_a_run_is_a_run_for_either_kind(name: str, new: str, place: 
     assert content(tmp_path) == {name: b"something of somebody's"}
 
 
-_KILLED = """
-import os, shutil, signal, sys
-from pathlib import Path
+_KILLED = (
+    COUNTED
+    + """
+import shutil
 from fusible.cli import main
 left = int(sys.argv[1])
-def counted(function):
-    def call(*args, **kwargs):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-    return call
 os.rename = counted(os.rename)
 def begin(*args, rename=os.rename):
     rename(*args)
@@ -116,6 +110,7 @@ def begin(*args, rename=os.rename):
 os.rename = begin
 raise SystemExit(main(sys.argv[2:]))
 """
+)
 
 
 @pytest.mark.parametrize("moment", [0, 1, 6])

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from counted_kills import COUNTED
 
 from fusible.files import locate, replace_file, replace_files
 from fusible.files import writing as files
@@ -18,25 +19,18 @@ from fusible.files import writing as files
 OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
 NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}
 
-_KILLED = """
-import os, signal, sys
+_KILLED = (
+    COUNTED
+    + """
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from fusible.files import writing as files
 left = int(sys.argv[2])
-def counted(function):
-    def call(*args, **kwargs):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-    return call
 for name in ("rename", "replace", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
 Path.mkdir, Path.rmdir = counted(Path.mkdir), counted(Path.rmdir)
 files.replace_files(Path(sys.argv[1]), {name: f"new {name}".encode() for name in "abc"})
 """
+)
 
 
 def read(folder: Path) -> dict[str, bytes]:
