@@ -19,7 +19,8 @@ from typing import Any
 
 from forked_ranks import exit_codes, start
 
-from fusible.cli.training.checkpoint import has_checkpoint, read_manifest
+from fusible.cli.run_files import has_checkpoint
+from fusible.cli.training.checkpoint import read_manifest
 
 LAYOUTS: dict[str, list[str]] = {
     "alone": [],

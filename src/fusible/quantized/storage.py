@@ -391,12 +391,13 @@ class Float8TensorStorage(FieldStorage):
         self._transpose_invalid = True
 
     def copy_from_storage(self, src: Storage) -> None:
+        columnwise = src.get_usages()["columnwise"]  # before the write, as the two may share their memory
         super().copy_from_storage(src)
         if hasattr(self._quantizer, "take_state_of") and type(src._quantizer) is type(self._quantizer):
             self._quantizer.take_state_of(src._quantizer)
         self._writes[0] += 1
         if self._transpose is not None:
-            self._transpose_invalid = not src.get_usages()["columnwise"]
+            self._transpose_invalid = not columnwise
 
     def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
         # One scale serves every shape; but the transpose of another last dimension is another one, and a tensor's copies must not fall apart.

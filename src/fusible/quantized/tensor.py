@@ -259,8 +259,11 @@ class QuantizedTensor(torch.Tensor, _Storage):
 
     def _of_values(self, data: torch.Tensor | None, cut: Callable[[torch.Tensor], torch.Tensor], moves: bool = True) -> Any:
         """The part that ``cut`` gives, of a format that reads a value alike wherever it lies, over this tensor's memory. ``data``: what it gives of
-        the values."""
-        fields = {**self.get_metadata(), self._ALIKE: data}
+        the values. What has all of them where they lie is no part."""
+        fields = self.get_metadata()
+        if data is not None and _lies_as(data, fields[self._ALIKE]):
+            return self._like(requires_grad=False)
+        fields[self._ALIKE] = data
         columns = cut(torch.movedim(fields["data_transpose"], 0, -1)) if fields.get("data_transpose") is not None and moves else None
         if "data_transpose" in fields:
             fields["data_transpose"] = columns if columns is None else columns.movedim(-1, 0)
@@ -439,3 +442,8 @@ class _Dequantize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return grads[0], None
+
+
+def _lies_as(data: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether ``data``, over the memory of ``own``, has the same elements in the same order."""
+    return data.shape == own.shape and data.stride() == own.stride() and data.storage_offset() == own.storage_offset()
