@@ -21,7 +21,7 @@ from fusible.tex.protocol import process_group, to_torch
 if TYPE_CHECKING:
     from fusible.quantized.tensor import QuantizedTensor
 
-__all__ = ["COPY", "Part", "PartOfValues", "check_writes", "of_values", "write_part", "write_where"]
+__all__ = ["COPY", "Part", "PartOfValues", "check_writes", "of_values", "write_part", "write_where", "written"]
 
 _ROOM = 16
 """Values smaller than the largest of a scale by more than this are given a scale of their own, where nothing else is under it."""

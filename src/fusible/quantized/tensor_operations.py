@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fusible.errors import ArgumentError, CheckpointError, ShapeError, ValuesError, expected
 from fusible.quantized.collectives import by_bytes, finished, is_collective, sent
 from fusible.quantized.first_scale import of_a_copy
-from fusible.quantized.parts import COPY, PartOfValues
+from fusible.quantized.parts import COPY, PartOfValues, written
 from fusible.quantized.shapes import resolved
 
 if TYPE_CHECKING:
@@ -47,14 +47,12 @@ def on_values(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda r: originals.get(id(r), r), result)
 
 
-def _written(func: Any, args: Any, kwargs: Any, result: Any) -> Iterator[Any]:
+def _written(func: Any, args: Any, kwargs: Any, result: Any) -> list[Any]:
     """What an operation has written to, when it has."""
-    if is_collective(func):
-        finished(result)
-        yield from tree_leaves(args[0])
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tree_leaves(args[place] if place < len(args) else kwargs.get(argument.name))
+    if not is_collective(func):
+        return written(func, args, kwargs)
+    finished(result)
+    return tree_leaves(args[0])
 
 
 def _refusing(x: Any, values: torch.Tensor | None, views: Any) -> Any:
