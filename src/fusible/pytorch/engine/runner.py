@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import ReferenceType
 
@@ -36,6 +37,7 @@ from fusible.pytorch.engine.parametrized import is_missing, lacks_parameter, ori
 from fusible.pytorch.engine.plan_key import PlanKey
 from fusible.pytorch.engine.program import Describing, Executor
 from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
+from fusible.pytorch.engine.repetition import current_repetition
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark
 from fusible.pytorch.engine.shares import Share, gradient_sums, localized
@@ -296,7 +298,7 @@ class PipelineRunner(ChainPart):
 
     def commit(self, call: Call | FastPathCall) -> None:
         """All segments of a call have been run: what they saw is observed."""
-        if isinstance(call, Call) and call.snapshot is not None:
+        if isinstance(call, Call) and call.snapshot is not None and not call.snapshot.repeated:
             self.scaling.commit_forward(call.snapshot, call.amaxes, recorded=bool(call.plan.backward))
             if call.delayed_weights is not None:
                 call.delayed_weights.update_scales(self.scaling)
@@ -440,7 +442,9 @@ class PipelineRunner(ChainPart):
     def _snapshot(self, plan: Plan, context: autocast, device: torch.device, **kind: bool) -> Snapshot | None:
         if plan.delayed is None or not plan.state:
             return None
-        return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group or self._amax_group, **kind)
+        make = partial(self.scaling.snapshot, plan.delayed, device, context.amax_reduction_group or self._amax_group, **kind)
+        repetition = current_repetition()
+        return make() if repetition is None else repetition(self.scaling, make)
 
 
 def _shares(module: Any) -> Mapping[str, Share]:

@@ -31,12 +31,13 @@ __all__ = ["ScalingOwner", "Snapshot", "join_states", "with_largest_amaxes"]
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """The scaling state that one call sees. ``version``: of the owner's state that it follows from; ``former``: that state, until this one is
-    committed."""
+    committed. ``repeated``: it is that of a call that has been committed, and is made again (``engine.repetition``)."""
 
     forward: ScalingState
     backward: ScalingState
     version: int
     former: Snapshot | None = None
+    repeated: bool = False
 
     @cached_property
     def scales(self) -> dict[str, torch.Tensor]:
