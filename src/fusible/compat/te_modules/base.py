@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from fusible import ops
 from fusible.compat.te_modules.extra_state import DelayedExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.parallel import Sharding
+from fusible.compat.te_modules.set_options import SetOptions
 from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
@@ -27,7 +28,6 @@ from fusible.pytorch.engine.main_grads import first_microbatch
 from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.engine.torch_autocast import is_in_force
-from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.quantized_init import as_parameter
 
 __all__ = ["Init", "TransformerEngineBaseModule", "constant", "default_init", "device_of", "forked"]
@@ -81,7 +81,7 @@ class _Runner(PipelineRunner):
     argument = "inp"
 
 
-class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
+class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, SetOptions):
     """Base of the modules with NVIDIA's names, signatures, parameters and state dicts. What they compute are the ops of Fusible, in one pipeline:
     inside a ``fusible.Sequential`` or ``fusible.ops.Sequential`` these join the neighbours'.
 
@@ -153,6 +153,11 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
             yield ops.LayerNorm(weight, make_nvte_tensor(self.layer_norm_bias), **options)
         if self.return_layernorm_output:
             yield ops.MakeExtra("layernorm_output")
+
+    def made_anew(self, option: str) -> Mapping[Op, Op]:
+        if option == "fuse_wgrad_accumulation":  # by an op of its own a pipeline looks for ``accumulating_parameters`` again
+            return {op: op.with_() for op in self._ops if isinstance(op, ops.MMT)}
+        return dict(zip(self._ops, self._norm(), strict=False))
 
     def _shift(self, name: str, *, use: bool) -> Op | None:
         """The op that adds the bias ``name``; None where it is not used."""

@@ -91,6 +91,15 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
             self._parameters.update({name: parameters[name] for name in ordered})
 
     @property
+    def fuse_wgrad_accumulation(self) -> bool:
+        """``accumulate_into_main_grad``, by the name that NVIDIA's modules give it."""
+        return self.accumulate_into_main_grad
+
+    @fuse_wgrad_accumulation.setter
+    def fuse_wgrad_accumulation(self, value: bool) -> None:
+        self.accumulate_into_main_grad = value
+
+    @property
     def parameter_names(self) -> tuple[str, ...]:
         return (*self._weight_names, *(() if self.return_bias else self._bias_names))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., Op], int]] = {
     row.name: (getattr(ops, row.title), 2 if row.gated else 1) for row in ACTIVATIONS if row.name != "situglu"
 }
 """By NVIDIA's name: the op, and how many columns it takes for each that it gives. NVIDIA's module knows no SiTUGLU."""
+_KINDS: tuple[Any, ...] = tuple(made for made, _ in _ACTIVATIONS.values())
 
 
 class LayerNormMLP(TransformerEngineBaseModule):
@@ -36,7 +37,9 @@ class LayerNormMLP(TransformerEngineBaseModule):
     ``seq_length``, ``micro_batch_size`` and ``checkpoint`` change no result and are taken as they come. What is refused is said of ``Linear``.
     """
 
+    read_options = TransformerEngineBaseModule.read_options | {"activation", "activation_params"}
     fc1_weight: torch.nn.Parameter
+    fc2_weight: torch.nn.Parameter
     fc2_bias: torch.Tensor
 
     def __init__(
@@ -78,8 +81,8 @@ class LayerNormMLP(TransformerEngineBaseModule):
         refuse_delay(self, locals())
         self._begin_norm(normalization, eps, zero_centered_gamma, return_layernorm_output, return_layernorm_output_gathered)
         self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
-        self.activation, self.set_parallel_mode = activation, set_parallel_mode
-        self.accumulating_parameters = ("fc1_weight", "fc2_weight") if fuse_wgrad_accumulation else ()
+        self.activation, self.activation_params, self.set_parallel_mode = activation, activation_params, set_parallel_mode
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         middle, columns = _activation(activation, activation_params)
         width = self.sharding.share(ffn_hidden_size, "column", "column", "LayerNormMLP's ffn_hidden_size")
         self.size_per_partition, tracker = width, forked(get_rng_state_tracker)
@@ -104,6 +107,20 @@ class LayerNormMLP(TransformerEngineBaseModule):
         for parameter in [self._parameters.get(name) for name in partial]:
             if parameter is not None:
                 parameter.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+
+    @property
+    def accumulating_parameters(self) -> tuple[str, ...]:
+        return ("fc1_weight", "fc2_weight") if self.fuse_wgrad_accumulation else ()
+
+    def made_anew(self, option: str) -> Mapping[Op, Op]:
+        if option not in ("activation", "activation_params"):
+            return super().made_anew(option)
+        now = next(op for op in self._ops if isinstance(op, _KINDS))
+        made, columns = _activation(self.activation, self.activation_params)
+        if columns * self.fc2_weight.shape[-1] != self.fc1_weight.shape[0]:
+            wanted, of = "one gated as it is, or not gated as it is", "activation of LayerNormMLP that is made"
+            raise ArgumentError(expected(wanted, of=of, got=repr(self.activation), do="make another module: fc1_weight has other rows"))
+        return {now: made}
 
     @property
     def open(self) -> bool:

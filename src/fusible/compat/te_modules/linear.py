@@ -42,8 +42,7 @@ class _Product(TransformerEngineBaseModule):
         if len(self.weight_names) > 1:
             do = "leave parameters_split out"
             opened = current_model_init()
-            if self.fuse_wgrad_accumulation:
-                raise ArgumentError(expected("one weight", of=f"{layer} with fuse_wgrad_accumulation", got=self.weight_names, do=do))
+            self._check_fused()
             if opened is not None and opened.recipe is not None:
                 raise NotServedError(expected("one weight", of=f"{layer} within quantized_model_init", got=self.weight_names, do=do))
         sizes = [self.sharding.share(size, self.parallel_mode, "column", f"a part of {layer}'s weight") for size in self.parameter_split_sizes]
@@ -53,6 +52,16 @@ class _Product(TransformerEngineBaseModule):
             self._add(name, (size, self.in_features), arguments["init_method"] or default_init, tracker, weight=True)
         for name, size in zip(self.bias_names, sizes, strict=True):
             self._add_bias(name, size, use=self.use_bias)
+
+    def _check_fused(self) -> None:
+        """Raise ``ArgumentError`` for a ``main_grad`` of a weight that is in several parts."""
+        if self.fuse_wgrad_accumulation and len(self.weight_names) > 1:
+            of, do = f"{type(self).__name__} with fuse_wgrad_accumulation", "leave parameters_split out"
+            raise ArgumentError(expected("one weight", of=of, got=self.weight_names, do=do))
+
+    def made_anew(self, option: str) -> Mapping[Op, Op]:
+        self._check_fused()
+        return super().made_anew(option)
 
     def _finish(self, *before: Op) -> None:
         """Fill the parameters, and make the ops: those ``before`` the product, and it."""
