@@ -1,4 +1,5 @@
-"""Gradients that are written over ``main_grad``: of weights with ``overwrite_main_grad``, and in the call of a first microbatch.
+"""Gradients that are written over ``main_grad``: of weights with ``overwrite_main_grad``, and in the call of a first microbatch. And which tensor that
+is: the one that is there when backward comes.
 
 Generated over every module that is told to write gradients to ``main_grad``.
 """
@@ -16,6 +17,7 @@ import torch
 import fusible.pytorch
 from fusible import autocast
 from fusible.compat import te_modules
+from fusible.errors import FusibleError
 from fusible.pytorch import GELU, DelayedScaling, HighPrecision, Linear, Recipe, Sequential, ops
 
 OPTIONS = ("accumulate_into_main_grad", "fuse_wgrad_accumulation")
@@ -187,3 +189,46 @@ def test_delayed_gradients_remember_which_microbatch_was_the_first() -> None:
             module.backward_dw()
         results.append([weight.main_grad for weight in weights])
     assert all(torch.equal(found, wanted) for found, wanted in zip(results[1], results[0], strict=True))
+
+
+@EACH
+@RECIPES
+@pytest.mark.parametrize("later", [True, False], ids=["another", "none"])
+def test_it_is_looked_for_when_backward_comes(name: str, recipe: Recipe, later: bool) -> None:
+    """A trainer may allocate its sums anew, or give them up, between a forward and its backward."""
+    module, twin = made(name), made(name)
+    formers = [weight.main_grad for weight in begin(module, BEFORE, (True,))]
+    loss = called(module, name, recipe=recipe)
+    for weight in weights_of(module):
+        weight.main_grad, weight.overwrite_main_grad = torch.zeros(weight.shape) if later else None, False
+    loss.backward()
+    begin(twin, 0.0)
+    called(twin, name, recipe=recipe).backward()
+    assert all((former == BEFORE).all() for former in formers)
+    for weight, other in zip(weights_of(module), weights_of(twin), strict=True):
+        assert (weight.grad is None) is later
+        torch.testing.assert_close(weight.main_grad if later else weight.grad, other.main_grad)
+
+
+ODD: dict[str, Callable[[torch.Tensor], Any]] = {
+    "another shape": lambda weight: torch.zeros(weight.numel()),
+    "another device": lambda weight: torch.zeros(weight.shape, device="meta"),
+    "fp64": lambda weight: torch.zeros(weight.shape, dtype=torch.float64),
+    "integers": lambda weight: torch.zeros(weight.shape, dtype=torch.int32),
+    "no tensor": lambda weight: weight.tolist(),
+}
+
+
+@EACH
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("late", [False, True], ids=["before forward", "before backward"])
+def test_one_that_cannot_be_added_to_is_refused(name: str, odd: str, late: bool) -> None:
+    """In one sentence; what is set before the forward is refused there."""
+    module = made(name)
+    weights = begin(module, 0.0)
+    loss = called(module, name) if late else None
+    weights[-1].main_grad = ODD[odd](weights[-1])
+    with pytest.raises(FusibleError, match="main_grad of a parameter"):
+        _ = called(module, name) if loss is None else loss.backward()
+    weights[-1].main_grad = torch.zeros(weights[-1].shape)
+    called(module, name).backward()

@@ -109,8 +109,8 @@ class Call:
     call_inputs: CallInputs
     owner: ScalingOwner
     snapshot: Snapshot | None
-    main_grads: Mapping[int, MainGrad] = field(default_factory=dict)
-    """Where the gradients of some parameters go, by their places."""
+    accumulating: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """By their places the parameters whose gradients go to their ``main_grad``."""
     amaxes: dict[str, torch.Tensor] = field(default_factory=dict)
     contexts: dict[int, Any] = field(default_factory=dict)
     call_state: dict[Any, Any] = field(default_factory=dict)
@@ -205,11 +205,12 @@ class Call:
         plan, executor = self.plan, _for(region, self.executor)
         scales = _read(self.snapshot, region.scales)
         names, call_inputs_key, slots = region.call_inputs, self.call_inputs.key(region.call_inputs), tuple(scales)
-        places = [place for place in self.main_grads if region.args.start <= place < region.args.stop]
+        found = {place: MainGrad.of(own) for place, own in self.accumulating.items() if region.args.start <= place < region.args.stop}
+        going = {place: main_grad for place, main_grad in found.items() if main_grad is not None}
+        places, main_grads = list(going), list(going.values())
         taken, border = way.into(region)
         call_state, in_place = self.call_state, executor.in_place
         own = _taken_from_end(saved, len(saved) if last else sum(map(leaf_count, spec)))
-        main_grads = [self.main_grads[place] for place in places]
         sums_begun = sums_so_far(main_grads, in_place=in_place)
         inputs, sizes = pack(taken, saved=own, call_inputs=self.call_inputs.leaves(names), grads=sums_begun, scaling=[*scales.values()])
 

@@ -181,7 +181,7 @@ def _plan_of(
         got = ", ".join(repr(op) for op in plan.ops)
         do = "give the op a width method that says so"
         raise ArgumentError(expected("a known width of the output", of="what torch.compile can trace", got=got, do=do))
-    if wanted and runner.main_grads(registered):
+    if wanted and runner.accumulating(registered):
         do = "leave main_grad unset, or the module out of the compiled part"
         raise ArgumentError(expected("gradients that autograd sums up", of="a compiled call", got="a parameter with a main_grad", do=do))
     return plan

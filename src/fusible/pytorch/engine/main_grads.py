@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+
 __all__ = ["MainGrad", "end_sums", "first_microbatch", "is_first_microbatch", "sums_so_far"]
 
 _first: ContextVar[bool] = ContextVar("first_microbatch", default=False)
@@ -30,16 +32,38 @@ def is_first_microbatch() -> bool:
 
 
 class MainGrad(NamedTuple):
-    """Where the gradient of a parameter goes. ``overwrites``: it is written over what is there, else added to it."""
+    """Where the gradient of a parameter goes. ``overwrites``: it is written over what is there, else added to it. A backward looks for it when it
+    comes: a trainer may have put another tensor there since the forward."""
 
     tensor: torch.Tensor
     overwrites: bool
 
     @classmethod
     def of(cls, parameter: Any) -> MainGrad | None:
-        """None for a parameter without a ``main_grad``. One with a true ``overwrite_main_grad`` (Megatron-FSDP sets it) has it written over."""
+        """None for a parameter without a ``main_grad``. One with a true ``overwrite_main_grad`` (Megatron-FSDP sets it) has it written over. Raises
+        ``DTypeError``, ``ShapeError`` or ``ArgumentError`` for one to which the gradient cannot be added."""
         tensor = getattr(parameter, "main_grad", None)
-        return None if tensor is None else cls(tensor, _first.get() or bool(getattr(parameter, "overwrite_main_grad", False)))
+        if tensor is None:
+            return None
+        _check(parameter, tensor)
+        return cls(tensor, _first.get() or bool(getattr(parameter, "overwrite_main_grad", False)))
+
+
+_SUMS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_DOUBLE = frozenset({torch.float64})
+
+
+def _check(parameter: Any, tensor: Any) -> None:
+    of = "main_grad of a parameter"
+    if not isinstance(tensor, torch.Tensor):
+        raise DTypeError(expected("a torch.Tensor", of=of, got=f"a {type(tensor).__qualname__}", do="allocate one of its shape, or leave it unset"))
+    if tensor.dtype not in (_DOUBLE if parameter.dtype is torch.float64 else _SUMS):
+        wanted = "float64, as the parameter" if parameter.dtype is torch.float64 else "float32, bfloat16 or float16"
+        raise DTypeError(expected(wanted, of=of, got=str(tensor.dtype).removeprefix("torch."), do="allocate it as one of these"))
+    if tensor.shape != parameter.shape:
+        raise ShapeError(expected(f"its shape, {list(parameter.shape)}", of=of, got=list(tensor.shape), do="allocate it so"))
+    if tensor.device != parameter.device:
+        raise ArgumentError(expected(f"a tensor on {parameter.device}, as it is", of=of, got=f"one on {tensor.device}", do="allocate it there"))
 
 
 def sums_so_far(main_grads: Sequence[MainGrad], *, in_place: bool) -> list[torch.Tensor]:

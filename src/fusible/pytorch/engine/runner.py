@@ -283,16 +283,16 @@ class PipelineRunner(ChainPart):
         for module, name, group in self._partial:  # each time: a module may have another parameter by now
             for parameter in originals(module, name):
                 mark(parameter, group)
-        main_grads = self.main_grads(args)
+        accumulating = self.accumulating(args)
         first = is_first_microbatch()
-        if plan.fast_path and not main_grads and not first:
+        if plan.fast_path and not accumulating and not first:
             return FastPathCall(plan, args, self.executor)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
         delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group or self._amax_group) if snapshot is not None else None
         if delayed is not None:
             amaxes |= delayed.amaxes()
-        call = Call(plan, params, self.executor, call_inputs, self.scaling, snapshot, main_grads, amaxes, call_state=call_state)
+        call = Call(plan, params, self.executor, call_inputs, self.scaling, snapshot, accumulating, amaxes, call_state=call_state)
         call.delayed_weights, call.first_microbatch = delayed, first
         return call
 
@@ -434,10 +434,10 @@ class PipelineRunner(ChainPart):
         """Let go of what was made of the parameters as they are."""
         self._weights = QuantizedWeights()
 
-    def main_grads(self, args: Sequence[torch.Tensor | None]) -> dict[int, MainGrad]:
-        """Where the gradients of parameters go that are not autograd's, by their places."""
-        found = {place: MainGrad.of(arg) for place in self._accumulating if (arg := args[place]) is not None and arg.requires_grad}
-        return {place: main_grad for place, main_grad in found.items() if main_grad is not None}
+    def accumulating(self, args: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        """By their places the parameters that want a gradient and have a ``main_grad`` for it, which is checked."""
+        found = {place: arg for place in self._accumulating if (arg := args[place]) is not None and arg.requires_grad}
+        return {place: arg for place, arg in found.items() if MainGrad.of(arg) is not None}
 
     def _snapshot(self, plan: Plan, context: autocast, device: torch.device, **kind: bool) -> Snapshot | None:
         if plan.delayed is None or not plan.state:
