@@ -101,11 +101,9 @@ def quantize(x: Tensor, type: QuantizedType, scale: Data | None = None) -> tuple
 
 def dequantize(x: Tensor, dtype: DType) -> Tensor:
     """``value * scale_inv`` of a quantized tensor, rounded once to ``dtype``."""
-    if is_padded(x):
-        return Tensor(cut(tex.dequantize(x.data, dtype), x.shape), dtype)
-    if x.type.__class__ is QuantizedType and x.type.applied:  # type: ignore[union-attr]
-        return Tensor(x.data.dequantize(dtype=te_to_torch_dtype(dtype)), dtype)
-    return Tensor(tex.dequantize(x.data, dtype), dtype)
+    applied = x.type.__class__ is QuantizedType and x.type.applied  # type: ignore[union-attr]
+    values = x.data.dequantize(dtype=te_to_torch_dtype(dtype)) if applied else tex.dequantize(x.data, dtype)
+    return Tensor(cut(values, x.shape) if is_padded(x) else values, dtype)
 
 
 def unpadded(x: Tensor) -> Tensor:
@@ -122,11 +120,12 @@ def cast(x: Tensor, type: Type) -> Tensor:
     if not is_quantized_type(type):
         return Tensor(tex.prim.cast(x.data, type), type)
     quantizer = quantizer_for(type)
-    if quantizer is None:
-        return Tensor(type.descriptor.quantize(x.data), type)  # type: ignore[union-attr]
-    if lacks_blocks(x.shape, type):
-        return marked(tex.quantize(pad(x.data, block_length(type)), quantizer, None, None), type, x.shape)
-    return emit(tex.quantize(x.data, quantizer, None, None), type, quantizer)
+    lacks = lacks_blocks(x.shape, type)
+    data = pad(x.data, block_length(type)) if lacks else x.data
+    made = type.descriptor.quantize(data) if quantizer is None else tex.quantize(data, quantizer, None, None)  # type: ignore[union-attr]
+    if lacks:
+        return marked(made, type, x.shape)
+    return Tensor(made, type) if quantizer is None else emit(made, type, quantizer)
 
 
 def cast_checked(x: Tensor, type: Type | None) -> Tensor:

@@ -51,7 +51,8 @@ _LOW = _FP8 | {DType.Float4E2M1}
 
 @dataclass(frozen=True)
 class QuantizedType:
-    """An element type of 8 or 4 bits together with how it is scaled, and which copies are made.
+    """An element type of 8 or 4 bits together with how it is scaled, and which copies are made. ``Byte`` stands for elements that a block format of
+    the caller's alone can read, as integers.
 
     ``scaling`` names a scheme (``scheme``): ``"delayed"`` (by the scale that the running pass holds under the name ``slot``) or what ``quantizer``
     does, as ``"current"`` or ``"mxfp8"``; or it is what no backend of tex knows: ``"hybrid"``, ``"identity"``, ``"custom"``. The quantizer is a
@@ -72,7 +73,7 @@ class QuantizedType:
         if self.applied and self.scaling not in (*_APPLIED.values(), "custom"):
             of, do = "the scaling of a QuantizedType", "name one, or import what brings it"
             raise DTypeError(expected("a scheme that there is", of=of, got=repr(self.scaling), do=do))
-        if self.dtype not in _LOW and not self.applied:
+        if self.dtype not in _LOW and not self.applied and not (self.dtype is DType.Byte and self.blocks is not None):
             raise DTypeError(expected("an element type of 8 or 4 bits", of="a QuantizedType", got=str(self.dtype), do="use Float8E4M3 or Float8E5M2"))
         if self.per_tensor and not self.delayed and self.quantizer is None:
             object.__setattr__(self, "quantizer", Float8CurrentScalingQuantizer(self.dtype))
@@ -120,6 +121,14 @@ class QuantizedType:
     def blocks(self) -> BlockFormat | None:
         """The format of a tensor that has one scale per block."""
         return self.scheme.format if self.scheme is not None and isinstance(self.scheme.format, BlockFormat) else None
+
+    @cached_property
+    def block_formats(self) -> tuple[BlockFormat, ...]:
+        """``blocks``; or of a hybrid tensor, whose copies have formats of their own, those of them that have one scale per block."""
+        quantizer = self.quantizer
+        parts = (quantizer.rowwise_quantizer, quantizer.columnwise_quantizer) if isinstance(quantizer, HybridQuantizer) else ()
+        schemes = [part._SCHEME for part in parts] if parts else [self.scheme]
+        return tuple([scheme.format for scheme in schemes if scheme is not None and isinstance(scheme.format, BlockFormat)])
 
     @property
     def copies_differ(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from fusible import tex
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.nvte.casting import cast_checked, note_amax, plain, quantizer_for
 from fusible.nvte.dtype import DType, QuantizedType, Type, accumulator, bit_width, is_quantized_type
 from fusible.nvte.elementwise import concatenate, reshape, split
@@ -55,8 +55,7 @@ def check_sizes(sizes: Tensor, groups: int, of: str) -> None:
 
 def rows_together(types: Sequence[Type]) -> int:
     """The number of which each group's rows must be a multiple, so that it can be quantized in any of ``types``."""
-    blocks = [type.blocks for type in types if isinstance(type, QuantizedType)]
-    return max((form.length for form in blocks if form is not None and form.whole), default=1)
+    return math.lcm(*[form.length for type in types if isinstance(type, QuantizedType) for form in type.block_formats if form.whole])
 
 
 def grouped_pad(x: Tensor, sizes: Tensor, multiple: Count) -> tuple[Tensor, Tensor]:
@@ -216,10 +215,19 @@ def _quantizer_for(types: Sequence[Type]) -> Any:
     if not all(_alike(type, first) for type in types):
         of, do = "the groups of one grouped tensor", "let the recipe give all groups the same quantizer"
         raise ArgumentError(expected("one quantizer", of=of, got=", ".join(map(str, dict.fromkeys(types))), do=do))
+    _check_grouped(first)
     if not _is_delayed(first):
         return quantizer_for(first)
     scale = tex.prim.concatenate([current_pass().scale(type.slot) for type in types], 0)  # type: ignore[union-attr]
     return Float8Quantizer(scale, None, first.dtype, columnwise=False, internal=True)  # type: ignore[union-attr]
+
+
+def _check_grouped(type: Type) -> None:
+    """Raise ``NotServedError`` for what a quantizer has to be called for, tensor by tensor: no function of tex takes groups of that. One that keeps
+    tensors as they are has nothing to do."""
+    if type.__class__ is QuantizedType and type.applied and getattr(type.quantizer, "dtype", type) is not None:  # type: ignore[union-attr]
+        do = "let the recipe give these layers a quantizer of one format, or None"
+        raise NotServedError(expected("a format that groups can have", of="what grouped products read", got=str(type), do=do))
 
 
 def _is_delayed(type: Type) -> bool:
@@ -243,6 +251,8 @@ def _by_weight(weights: Weights, transpose: bool, x: Tensor, columns: int, type:
     shape, first_dims = (x.shape[0], columns), x.data.first_dims
     out = tex.prim.full((math.prod(shape),), 0.0, type, buffer)
     place = _grouped(out, shape, first_dims, tex.splits_to_offsets(first_dims, columns))
+    for weight in () if isinstance(weights, Tensor) else weights:
+        _check_grouped(weight.type)
     matrices = weights.data if isinstance(weights, Tensor) else [weight.data for weight in weights]
     tex.te_general_grouped_gemm_for_discrete_in(matrices, transpose, x.data, False, place, bias, bias_scale, *_factors(x, 0.0), None, None, True, 0)
     return Tensor(tex.prim.reshape(out, shape), type)

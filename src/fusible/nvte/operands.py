@@ -6,7 +6,7 @@ from typing import Any
 
 from fusible import tex
 from fusible.errors import DTypeError, expected
-from fusible.nvte.casting import dequantize
+from fusible.nvte.casting import by_columns, dequantize
 from fusible.nvte.dtype import DType, QuantizedType, is_quantized_type
 from fusible.nvte.frameworks import te_to_torch_dtype
 from fusible.nvte.padding import is_padded, pad
@@ -19,10 +19,14 @@ __all__ = ["custom_product", "is_custom", "read"]
 
 def read(x: Tensor, columnwise: bool, block: int = 0) -> Any:
     """What tex is given of an operand that is read along its columns, or along its rows. ``block``: what both operands are multiples of, where one is
-    padded (``block_of``), else 0; one that has no zeros behind it yet gets them, its values where it is quantized."""
+    padded (``block_of``), else 0; one that has too few zeros behind it gets them, where it is quantized the values of the copy that is read."""
     type = x.type
-    if block and not is_padded(x) and (not is_quantized_type(type) or x.shape[-1] % block or outer(x.shape) % block):
-        return pad(dequantize(x, DType.Float32).data if is_quantized_type(type) else x.data, block)
+    if block and not is_quantized_type(type):
+        return pad(x.data, block)
+    if block:
+        shape = x.data.shape if is_padded(x) else x.shape
+        if shape[-1] % block or outer(shape) % block:
+            return pad(dequantize(by_columns(x) if columnwise else x, DType.Float32).data, block)
     return x.data.operand(columnwise) if type.__class__ is QuantizedType and type.applied else x.data  # type: ignore[union-attr]
 
 

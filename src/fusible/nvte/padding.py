@@ -21,12 +21,12 @@ __all__ = ["block_length", "block_of", "cut", "is_padded", "lacks_blocks", "mark
 
 def lacks_blocks(shape: Sequence[int], type: Type) -> bool:
     """Whether a tensor of ``shape`` has to be padded to be quantized to ``type``."""
-    return isinstance(type, QuantizedType) and type.blocks is not None and bool(shape) and not type.blocks.fits(shape)
+    return isinstance(type, QuantizedType) and bool(shape) and not all([form.fits(shape) for form in type.block_formats])
 
 
 def block_length(type: Type) -> int:
-    """Elements per block of a type that ``lacks_blocks`` is asked for."""
-    return type.blocks.length  # type: ignore[union-attr]
+    """What rows and columns have to be multiples of to be quantized to a type: its elements per block, of a hybrid one those of both copies."""
+    return math.lcm(*[form.length for form in type.block_formats if form.whole])  # type: ignore[union-attr]
 
 
 def is_padded(x: Tensor) -> bool:
@@ -36,7 +36,7 @@ def is_padded(x: Tensor) -> bool:
 
 
 def block_of(*xs: Tensor) -> int:
-    """The length to whose multiples the operands of a product are to be padded; 0 where none of them is."""
+    """What the rows and columns of a product's operands are to be multiples of, so that those which are padded fit one another; 0 where none is."""
     return max([block_length(x.type) if is_padded(x) else 0 for x in xs])
 
 

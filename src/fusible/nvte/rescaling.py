@@ -7,6 +7,7 @@ from typing import Any
 
 from fusible import tex
 from fusible.nvte.dtype import DType, QuantizedType, Type
+from fusible.nvte.frameworks import te_to_torch_dtype
 from fusible.nvte.tensor import Data, Tensor
 
 __all__ = ["exponent_of", "is_rescalable", "rescale"]
@@ -22,8 +23,16 @@ def exponent_of(factor: float) -> int | None:
 
 
 def is_rescalable(type: Type) -> bool:
-    """Whether ``rescale`` takes tensors of ``type``: each is quantized by one quantizer of ours, with one kind of scale."""
-    return isinstance(type, QuantizedType) and type.scheme is not None and bool(type.scheme.format.scale_fields)
+    """Whether ``rescale`` takes tensors of ``type``: each is quantized by one quantizer, with one kind of scale, which is fp32 or an exponent. Of
+    another type, as bf16 and E4M3, a scale may have no room for the product."""
+    if not isinstance(type, QuantizedType) or type.scheme is None:
+        return False
+    form = type.scheme.format
+    if type.blocks is None:
+        return bool(form.scale_fields)
+    specs = type.blocks.buffer_specs(type.quantizer, (type.blocks.length, type.blocks.length), True, True)
+    stored = te_to_torch_dtype(DType.Byte if form.scales_are_exponents else DType.Float32)
+    return bool(form.scale_fields) and all([specs[name][1] is stored for name in form.scale_fields])
 
 
 def rescale(x: Tensor, exponent: int) -> Tensor:

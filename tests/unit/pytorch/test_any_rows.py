@@ -29,13 +29,36 @@ from fusible import (
 )
 from fusible.errors import ShapeError
 from fusible.pytorch import ops
-from fusible.quantized import Float8CurrentScalingQuantizer, MXFP8Quantizer
+from fusible.quantized import Float8CurrentScalingQuantizer, HybridQuantizer, MXFP8Quantizer, NVFP4Quantizer, QuantizerRole
 from fusible.tex import DType
 
 MXFP8, NVFP4 = MXFP8BlockScaling(), NVFP4BlockScaling()
+
+
+def hybrid(rows: Callable[[], Any], columns: Callable[[], Any]) -> CustomRecipe:
+    """Each operand in one format where it is read along its rows, and in another along its columns."""
+
+    def factory(role: QuantizerRole) -> HybridQuantizer | None:
+        asked = role.tensor_type in ("input", "weight", "grad_output")
+        return HybridQuantizer(rowwise_quantizer=rows(), columnwise_quantizer=columns()) if asked else None
+
+    return CustomRecipe(qfactory=factory)
+
+
+def in_mxfp8() -> MXFP8Quantizer:
+    return MXFP8Quantizer(DType.kFloat8E4M3)
+
+
+def in_current() -> Float8CurrentScalingQuantizer:
+    return Float8CurrentScalingQuantizer(DType.kFloat8E4M3)
+
+
 RECIPES = [
     pytest.param(MXFP8, 32, id="mxfp8"),
     pytest.param(MXFP8BlockScaling(enable_2d_quantization=True), 32, id="mxfp8 tiles"),
+    pytest.param(hybrid(in_mxfp8, NVFP4Quantizer), 32, id="mxfp8 by rows, nvfp4 by columns"),
+    pytest.param(hybrid(NVFP4Quantizer, in_current), 16, id="nvfp4 by rows, one scale by columns"),
+    pytest.param(hybrid(in_current, in_mxfp8), 32, id="one scale by rows, mxfp8 by columns"),
     pytest.param(NVFP4, 16, id="nvfp4"),
     pytest.param(NVFP4BlockScaling(disable_rht=True, nvfp4_4over6="all", disable_stochastic_rounding=True), 16, id="nvfp4 4over6"),
     pytest.param(NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True, disable_2d_quantization=True), 16, id="nvfp4 rows"),
@@ -109,7 +132,7 @@ class Widened(nn.Module):
 
 
 @pytest.mark.parametrize("between", [GELU, nn.Tanh])
-@pytest.mark.parametrize(("recipe", "block"), RECIPES[:2])
+@pytest.mark.parametrize(("recipe", "block"), RECIPES[:5])
 def test_widths_that_are_no_whole_blocks_are_padded(recipe: Recipe, block: int, between: Callable[[], nn.Module]) -> None:
     torch.manual_seed(1)
     first, second = Linear(40, 72), Linear(72, 10)

@@ -62,8 +62,10 @@ def refused_kind(request: Request, floating: frozenset[Any], framework: str) -> 
         asked = name in _FLOATING_ARGUMENTS or name == "input"
         for part in tensor_kinds(kind):
             form = format_named(part[0]) if len(part) == 3 else PLAIN
-            if form is None or (isinstance(form, BlockFormat) and framework not in form.codecs):
+            if form is None:
                 return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
+            if isinstance(form, BlockFormat) and framework not in form.codecs:
+                return f"serves formats with a codec for {framework!r}, and {name} is {part[0]}"
             if asked and len(part) == 2 and part[1] not in floating and not request.function.startswith("prim_"):
                 return f"serves {_listed(floating)}, and {name} is {part[1]}"
     return None

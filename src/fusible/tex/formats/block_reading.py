@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.tex.enums import DType
 from fusible.tex.formats.blocks import WAYS, BlockCodec, BlockFormat, check_scales
 from fusible.tex.formats.format import format_of
@@ -36,8 +36,12 @@ class BlockReader:
     unswizzle: Callable[[Any, bool], Any]
 
     def codec(self, form: BlockFormat) -> BlockCodec:
-        """What encodes and decodes ``form`` here."""
-        return form.codecs[self.framework]
+        """What encodes and decodes ``form`` here. Raises ``NotServedError`` where its package brings nothing for this framework."""
+        found = form.codecs.get(self.framework)
+        if found is None:
+            got, do = ", ".join(form.codecs) or "none", f"set {form}.codecs[{self.framework!r}]"
+            raise NotServedError(expected(f"a codec for {self.framework!r}", of=f"the format {form}", got=got, do=do))
+        return found
 
     def register(self, codecs: Mapping[BlockFormat, BlockCodec]) -> None:
         """Let the formats be encoded and decoded here by ``codecs``."""

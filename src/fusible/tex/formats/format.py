@@ -45,7 +45,8 @@ class Marks:
 
 
 class Format(ABC):
-    """A number format. There is one object of each class: two formats are equal where they are the same object.
+    """A number format. There is one object of each class: two formats are equal where they are the same object. Its name is its own: a class that has
+    the name of another one raises ``ArgumentError``, unless it is that class, defined again.
 
     A quantized tensor has a row-wise copy of its data, a column-wise one, or both.
     """
@@ -67,12 +68,16 @@ class Format(ABC):
     member_fields: ClassVar[Mapping[str, str]] = {}
     """Each buffer of a grouped tensor, and the attribute that holds a member's part of it."""
     scale_fields: ClassVar[tuple[str, ...]] = ()
-    """The constructor's arguments of a storage that are proportional to its values."""
+    """The constructor's arguments of a storage that are proportional to its values. A power of two is multiplied into them where they are fp32, or
+    exponents."""
     scales_are_exponents: ClassVar[bool] = False
     """Whether these scales are powers of two, stored as exponents plus 127."""
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
+            known = _FORMATS_BY_NAME.get(cls.name)
+            if known is not None and not _same_class(type(known), cls):
+                raise _taken(cls.name, f"the format {cls.__module__}.{cls.__qualname__}", type(known))
             _FORMATS_BY_NAME[cls.name] = cls()
 
     @classmethod
@@ -115,6 +120,17 @@ class Format(ABC):
         return shape if rowwise is not None or not self.transposed else (*shape[1:], shape[0])
 
 
+def _same_class(one: type, other: type) -> bool:
+    """Whether two classes are one, perhaps defined again."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def _taken(name: str, of: str, by: type) -> ArgumentError:
+    """The error for a name that types and calls read as another format's."""
+    got = f"{name!r}, which {by.__module__}.{by.__qualname__} has"
+    return ArgumentError(expected("a name of its own", of=of, got=got, do="choose another: types and calls name it"))
+
+
 def _without_data() -> ArgumentError:
     return ArgumentError(expected("row-wise or column-wise data", of="a quantized tensor", got="neither", do="quantize it again"))
 
@@ -154,6 +170,11 @@ class Scheme:
     delayed: bool = False
 
     def __post_init__(self) -> None:
+        known = _SCHEMES_BY_NAME.get(self.name)
+        if known is not None and not (
+            _same_class(type(known.format), type(self.format)) and (known.marks, known.delayed) == (self.marks, self.delayed)
+        ):
+            raise _taken(self.name, f"a Scheme of {self.format}", type(known.format))
         _SCHEMES_BY_NAME[self.name] = self
 
     def __repr__(self) -> str:
