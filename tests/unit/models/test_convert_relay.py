@@ -223,7 +223,9 @@ def test_dropout_between_is_drawn_in_training() -> None:
 def test_a_block_that_computes_otherwise_later_is_refused() -> None:
     model, x = converted(Inline), torch.randn(2, 8, WIDTH)
     model.blocks[0].between = lambda y: y * 2.0
-    with pytest.raises(ShapeError, match=r"^the input of a layer of Inline: expected the output of the layer before, got another; convert the model"):
+    with pytest.raises(
+        ShapeError, match=r"^the input of a layer of Inline: expected the output of the layer before, got another; undo the conversion"
+    ):
         model(x)
 
 

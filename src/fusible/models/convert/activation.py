@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusible import ops, tex
+from fusible.models.convert.as_found import Options, has_options, options_of
 from fusible.models.convert.pipelines import ConvertedModule
 from fusible.models.convert.swapping import Swap
 from fusible.models.convert.trying import computes, takes_one_tensor, tried
@@ -36,10 +37,13 @@ GATED = {row.of: row.name for row in GATES if row.of}
 
 
 class ConvertedActivation(ConvertedModule):
-    """An activation as one kernel, whose result is rounded once."""
+    """An activation as one kernel, whose result is rounded once. Where an option has been set since, its former class computes it."""
+
+    _found: Options
+    """Its options when it was converted."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.ndim or x.dtype not in _DTYPES:
+        if not x.ndim or x.dtype not in _DTYPES or not has_options(self, self._found):
             return self.original.forward(self, x)
         if is_in_force_on(x):  # by which torch's activations stay in the precision of their input, too
             with without_torch_autocast(x.device.type):
@@ -84,4 +88,5 @@ def is_one_kernel(module: nn.Module) -> bool:
 def activation_swap(module: nn.Module, name: str, recipe: Recipe | None) -> Swap:
     """The swap of a module that computes the activation of this name."""
     op = getattr(ops, TITLES[name])()
-    return Swap(module, ConvertedActivation, ConvertedActivation.attributes(module, [(op, module, ())], recipe))
+    attributes = ConvertedActivation.attributes(module, [(op, module, ())], recipe)
+    return Swap(module, ConvertedActivation, {**attributes, "_found": options_of(module)})

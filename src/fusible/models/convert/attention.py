@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from fusible.models.convert.as_found import AsFound
 from fusible.models.convert.calls import call_of
 from fusible.models.convert.joining import pack
 from fusible.models.convert.linear import joined_ops
@@ -27,12 +28,17 @@ class ConvertedAttention(ConvertedModule):
     _projections: Projections
     _siblings: Siblings | None
     """They, where their weights have been put together."""
+    _as_found: AsFound
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         siblings = self._siblings
         if siblings is None or not self._projections.read_one_input(args, kwargs):
             return self.original.forward(self, *args, **kwargs)
         return call_of(siblings.call, self.original.forward, self, *args, **kwargs)
+
+    def goes_with_members(self) -> bool:
+        """Whether it may compute for its projections as they are."""
+        return self._goes_with(self._as_found)
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         """The outputs of its projections for x, side by side."""
@@ -67,6 +73,6 @@ class ConvertedAttention(ConvertedModule):
 
 def attention_swap(module: nn.Module, found: Projections, recipe: Recipe | None) -> Swap:
     """The swap of a module whose projections were found."""
-    layers = [module._modules[name] for name in found.names]
+    layers: list[Any] = [module._modules[name] for name in found.names]
     attributes = ConvertedAttention.attributes(module, joined_ops(layers), recipe)
-    return Swap(module, ConvertedAttention, {**attributes, "_projections": found, "_siblings": None})
+    return Swap(module, ConvertedAttention, {**attributes, "_projections": found, "_siblings": None, "_as_found": AsFound.of((), layers)})

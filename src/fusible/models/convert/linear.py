@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from fusible import ops
+from fusible.models.convert.as_found import Form, form_of, has_form
 from fusible.models.convert.joining import JoinedLinears, Stand
 from fusible.models.convert.pipelines import ConvertedModule, placeholder
 from fusible.models.convert.siblings import Siblings
 from fusible.models.convert.swapping import Swap
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
+from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.modules.linear import Linear
 from fusible.quantized import Recipe
 
@@ -27,7 +29,23 @@ BoundParts = tuple[Op, Any, tuple[str, ...]]
 """An op, who holds its parameters, and their names there."""
 
 
-class ConvertedLinear(ConvertedModule, Linear):
+class ConvertedLayer(ConvertedModule):
+    """A linear layer, whose ops are made anew when a parameter is set and it has another form then: a bias more or less, or other sizes."""
+
+    kept = tuple(name for name in ConvertedModule.kept if name != "register_parameter")
+    _form: Form
+    """Of which its ops are made."""
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        self.original.register_parameter(self, name, param)
+        if not has_form(self, self._form):
+            self.forget_plans()
+            bound = tuple(BoundOp(op, holder, names) for op, holder, names in linear_ops(self))
+            form = tuple({**dict(self._form), **dict(form_of(self))}.items())
+            vars(self).update(_ops=tuple(b.op for b in bound), _bound=bound, _form=form, _changes=self._changes + 1)
+
+
+class ConvertedLinear(ConvertedLayer, Linear):
     """``nn.Linear`` whose product runs on 8-bit operands. Where nothing is quantized it is torch's own, to the bit."""
 
     high_precision = False
@@ -63,7 +81,7 @@ class Transposed(Stand):
         return self.modules[0]._parameters["bias"]
 
 
-class ConvertedConv1D(ConvertedModule):
+class ConvertedConv1D(ConvertedLayer):
     """``y = x @ weight + bias`` with ``weight [in, out]``, the ``Conv1D`` of transformers, whose product runs on 8-bit operands."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -118,7 +136,7 @@ def _conv1d_forward(module: nn.Module) -> Any:
 
 def linear_ops(module: Any) -> list[BoundParts]:
     """The ops of a linear layer for which ``why_no_linear`` says nothing, each with who holds its parameters and their names there."""
-    weight, bias = module._parameters["weight"], module._parameters.get("bias")
+    weight, bias = module.weight, module.bias
     transposed = is_conv1d(module)
     like = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
     holder = Transposed(module) if transposed else module
@@ -140,5 +158,5 @@ def joined_ops(modules: Sequence[Any]) -> list[BoundParts]:
 def linear_swap(module: nn.Module, recipe: Recipe | None) -> Swap:
     """The swap of a linear layer for which ``why_no_linear`` says nothing."""
     kind = ConvertedConv1D if is_conv1d(module) else ConvertedLinear
-    attributes = kind.attributes(module, linear_ops(module), recipe)
+    attributes = {**kind.attributes(module, linear_ops(module), recipe), "_form": form_of(module)}
     return Swap(module, kind, {**attributes, "_group": None, "_place": 0, "_relay": None} if kind is ConvertedLinear else attributes)

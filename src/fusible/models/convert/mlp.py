@@ -12,13 +12,13 @@ from torch import nn
 
 from fusible import ops
 from fusible.models.convert.activation import FORMULAS, GATED, TITLES
+from fusible.models.convert.as_found import AsFound, are_looked_at
 from fusible.models.convert.joining import is_joined, pack
 from fusible.models.convert.linear import BoundParts, joined_ops, linear_ops
 from fusible.models.convert.pipelines import ConvertedModule
 from fusible.models.convert.swapping import Swap
 from fusible.models.convert.trying import computes, draw, takes_one_tensor, tried
 from fusible.pytorch.engine.lowered import own_parameter
-from fusible.pytorch.modules.base import has_hooks
 from fusible.quantized import Recipe
 
 __all__ = ["ConvertedMLP", "FoundMLP", "find_mlp", "mlp_swap"]
@@ -27,8 +27,8 @@ __all__ = ["ConvertedMLP", "FoundMLP", "find_mlp", "mlp_swap"]
 class ConvertedMLP(ConvertedModule):
     """``down(activation(up(x)))``, or ``down(activation(gate(x)) * up(x))``, as one pipeline.
 
-    Its layers are still modules, and where somebody has put another in the place of one (LoRA does), has hooked one, or drops out within, they are
-    called one by one, as by its former class.
+    Its layers are still modules, and where somebody has put another in the place of one (LoRA does), has hooked one, has undone its conversion or
+    given it another recipe, has set an option or a bias since, or drops out within, they are called one by one, as by its former class.
     """
 
     _inputs: tuple[str, ...]
@@ -36,6 +36,9 @@ class ConvertedMLP(ConvertedModule):
     _children: tuple[nn.Module, ...]
     """The modules that were there when it was converted, in their order."""
     _dropouts: tuple[nn.Dropout, ...]
+    _in_training: bool
+    """Whether it computes no otherwise in training, but for these."""
+    _as_found: AsFound
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._is_plain(self._in_force()) or not self._is_whole():
@@ -44,11 +47,11 @@ class ConvertedMLP(ConvertedModule):
 
     def _is_whole(self) -> bool:
         """Whether its layers may be computed as one."""
-        if tuple(self._modules.values()) != self._children or any(has_hooks(child) or "forward" in vars(child) for child in self._children):
+        if tuple(self._modules.values()) != self._children or are_looked_at(self._children):
             return False
-        if self.training and any(dropout.p for dropout in self._dropouts):
+        if (self.training and not self._in_training) or any([dropout.training and dropout.p for dropout in self._dropouts]):
             return False
-        return len(self._inputs) == 1 or is_joined(self._weights())
+        return self._goes_with(self._as_found) and (len(self._inputs) == 1 or is_joined(self._weights()))
 
     def _weights(self) -> list[torch.Tensor | None]:
         return [own_parameter(self._modules[name], "weight") for name in self._inputs]  # type: ignore[arg-type]  # pyright: ignore
@@ -73,15 +76,19 @@ class ConvertedMLP(ConvertedModule):
 
 @dataclass(frozen=True)
 class FoundMLP:
-    """``inputs``: the names of the layers that read x, the gate first; ``down``: of the last one; ``activation``: of ``tex.activations``."""
+    """``inputs``: the names of the layers that read x, the gate first; ``down``: of the last one; ``activation``: of ``tex.activations``, at a
+    ``place``; ``in_training``: whether it computes the same in training, but for what modules inside drop out."""
 
     inputs: tuple[str, ...]
     activation: str
     down: str
+    place: str
+    in_training: bool
 
     @property
     def text(self) -> str:
-        return " ".join([" and ".join(self.inputs), *(["as one"] if len(self.inputs) > 1 else []), f"-> {self.activation} -> {self.down}"])
+        layers = [" and ".join(self.inputs), *(["as one"] if len(self.inputs) > 1 else []), f"-> {self.activation} -> {self.down}"]
+        return " ".join(layers) + ("" if self.in_training else ", but for training")
 
 
 class _Formula(nn.Module):
@@ -113,7 +120,8 @@ def find_mlp(module: nn.Module, linears: Sequence[str], activations: dict[str, s
     for *inputs, down in permutations(linears):
         for gate in _gates(module, inputs, down, activation):
             if computes(*_trial(module, inputs, down, place, activation, gate)):
-                return FoundMLP(tuple(inputs), gate or activation, down)
+                in_training = computes(*_trial(module, inputs, down, place, activation, gate, training=True))
+                return FoundMLP(tuple(inputs), gate or activation, down, place, in_training)
     return None
 
 
@@ -133,13 +141,16 @@ def len_in(layer: Any) -> int:
     return layer.in_features if isinstance(layer, nn.Linear) else layer.nx
 
 
-def _trial(module: nn.Module, inputs: Sequence[str], down: str, place: str, activation: str, gate: str) -> tuple[torch.Tensor | None, torch.Tensor]:
+def _trial(
+    module: nn.Module, inputs: Sequence[str], down: str, place: str, activation: str, gate: str, training: bool = False
+) -> tuple[torch.Tensor | None, torch.Tensor]:
     """What the module gives with small layers inside, and what it would as an MLP of this form."""
     rows = _INNER * (2 if gate and len(inputs) == 1 else 1)
     weights = {name: draw(rows, _WIDTH, seed=1 + i) for i, name in enumerate(inputs)} | {down: draw(_WIDTH, _INNER, seed=9)}
     x, of_name = draw(2, 3, _WIDTH), FORMULAS[activation]
     dropouts = {name: nn.Identity() for name, child in module._modules.items() if isinstance(child, nn.Dropout)}
-    y = tried(module, x, {}, {**dropouts, place: _Formula(activation), **{name: _layer(weight) for name, weight in weights.items()}})
+    layers = {name: _layer(weight) for name, weight in weights.items()}
+    y = tried(module, x, {}, {**dropouts, place: _Formula(activation), **layers}, training=training)
     hidden = torch.cat([x @ weights[name].T for name in inputs], -1)
     a, b = hidden.chunk(2, -1) if gate else (hidden, None)
     return y, (of_name(a) if b is None else of_name(a) * b) @ weights[down].T
@@ -158,5 +169,7 @@ def mlp_swap(module: Any, found: FoundMLP, recipe: Recipe | None) -> Swap:
     parts: list[BoundParts] = [*first, (getattr(ops, TITLES[found.activation])(), module, ()), *linear_ops(module._modules[found.down])]
     children = tuple(child for child in module._modules.values())
     dropouts = tuple(child for child in children if isinstance(child, nn.Dropout))
-    attributes = ConvertedMLP.attributes(module, parts, recipe)
-    return Swap(module, ConvertedMLP, {**attributes, "_inputs": found.inputs, "_children": children, "_dropouts": dropouts})
+    as_found = AsFound.of([module, module._modules[found.place]], [*inputs, module._modules[found.down]])
+    of_training = {"_dropouts": dropouts, "_in_training": found.in_training}
+    attributes = {**ConvertedMLP.attributes(module, parts, recipe), **of_training, "_as_found": as_found}
+    return Swap(module, ConvertedMLP, {**attributes, "_inputs": found.inputs, "_children": children})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from fusible import ops
+from fusible.models.convert.as_found import Options, has_options, options_of
 from fusible.models.convert.linear import why_no_parameters
 from fusible.models.convert.pipelines import ConvertedModule, placeholder
 from fusible.models.convert.swapping import Swap
@@ -26,21 +27,31 @@ _EPSILONS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps",
 class ConvertedNorm(ConvertedModule):
     """A normalization over the last dimension as one kernel, whose sums are in fp32 and whose result is rounded once.
 
-    Where the weight is in another precision than ``x``, its former class decides what comes out.
+    Where the weight is in another precision than ``x`` or computed from other parameters, a parameter is missing, or an option has been set since it
+    was converted, its former class decides what comes out.
     """
 
     eps: float
     features: int
     zero_centered_gamma: bool
+    names: ClassVar[tuple[str, ...]]
+    _found: Options
+    """Its options when it was converted."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self._parameters["weight"]
-        if x.dtype is not weight.dtype or type(weight) not in PLAIN:  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+        if not self._is_as_found(x.dtype):
             return self.original.forward(self, x)
         if is_in_force_on(x):  # by which torch's norms stay in the precision of their input, too
             with without_torch_autocast(x.device.type):
                 return self._run(x)
         return self._run(x)
+
+    def _is_as_found(self, dtype: torch.dtype) -> bool:
+        for name in self.names:
+            parameter = self._parameters.get(name)
+            if parameter is None or type(parameter) not in PLAIN or parameter.shape[0] != self.features:
+                return False
+        return self._parameters["weight"].dtype is dtype and has_options(self, self._found)  # type: ignore[union-attr]  # pyright: ignore
 
 
 class ConvertedLayerNorm(ConvertedNorm, LayerNorm):
@@ -112,5 +123,6 @@ def norm_swap(module: nn.Module, found: FoundNorm, recipe: Recipe | None) -> Swa
         op, names, kind = ops.RMSNorm(placeholder(weight), **options), ("weight",), ConvertedRMSNorm
     else:
         op, names, kind = ops.LayerNorm(placeholder(weight), placeholder(bias), **options), ("weight", "bias"), ConvertedLayerNorm
-    attributes = {**kind.attributes(module, [(op, module, names)], recipe), **options, "features": len(weight)}
+    own = {**options, "features": len(weight), "_found": options_of(module)}
+    attributes = {**kind.attributes(module, [(op, module, names)], recipe), **own}
     return Swap(module, kind, attributes)

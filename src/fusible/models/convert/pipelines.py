@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusible.models.convert.as_found import AsFound
 from fusible.models.convert.swapping import Swapped
 from fusible.nvte import Tensor, make_nvte_tensor
 from fusible.ops import Op
@@ -127,6 +128,12 @@ class ConvertedModule(Swapped, BaseModule):
     def _in_graph(self, rows: torch.Tensor) -> torch.Tensor:
         """The same, where ``torch.compile`` traces the call."""
         return TracedRun(self, 0, [self], self._own).in_chain(rows, (), ChainCall())
+
+    def _goes_with(self, found: AsFound) -> bool:
+        """Whether it may compute for layers: they are converted still, by the same recipe, and what was read of them holds."""
+        if not all([isinstance(layer, ConvertedModule) and layer._recipe == self._recipe for layer, _ in found.forms]):
+            return False
+        return found.holds()
 
     def _is_plain(self, recipe: Recipe | None) -> bool:
         """Whether the former class computes what is asked: nothing is quantized, and no parameter is held in 8 bits."""

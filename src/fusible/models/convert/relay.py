@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from fusible.errors import ShapeError, expected
+from fusible.models.convert.as_found import AsFound, are_looked_at
 from fusible.models.convert.calls import Call, call_of
 from fusible.models.convert.pipelines import ConvertedModule, quantizes
 from fusible.models.convert.swapping import Swapped
-from fusible.pytorch.modules.base import has_hooks
 from fusible.quantized import Recipe
 
 __all__ = ["Relay", "RelayedActivation", "RelayingBlock"]
@@ -43,6 +43,9 @@ class Relay:
         self.block, self.in_training, self.call = block, in_training, _Call()
         self.members: tuple[Any, ...] = tuple(block.get_submodule(name) for name in names)
         self._inside = tuple(dict.fromkeys(_steps(block, names)))
+        self._dropouts = tuple(module for module in block.modules() if isinstance(module, nn.Dropout))
+        up, act, down = self.members
+        self._as_found = AsFound.of([act, *(holder for holder, _, _ in self._inside), *self._dropouts], [up, down])
 
     def link(self) -> None:
         """Let the layers compute together, from now on."""
@@ -52,14 +55,20 @@ class Relay:
                 vars(member)["_relay"] = self
 
     def is_whole(self) -> bool:
-        """Whether its layers may be computed as one: nobody has put another in the place of one, as LoRA does, has undone its conversion, or looks at
-        what one gives."""
-        if torch.compiler.is_compiling() or (self.block.training and not self.in_training):
+        """Whether its layers may be computed as one: nobody has put another in the place of one, as LoRA does, has undone its conversion, has set an
+        option or a bias of one since, or looks at what one gives."""
+        if torch.compiler.is_compiling() or (not self.in_training and self._is_training()):
             return False
         up, act, down = self.members
         if not (isinstance(up, ConvertedModule) and isinstance(act, RelayedActivation) and isinstance(down, ConvertedModule)):
             return False
-        return not any(holder._modules.get(name) is not one or has_hooks(one) or "forward" in vars(one) for holder, name, one in self._inside)
+        if any([holder._modules.get(name) is not one for holder, name, one in self._inside]) or are_looked_at([one for _, _, one in self._inside]):
+            return False
+        return act._goes_with(self._as_found)
+
+    def _is_training(self) -> bool:
+        """Whether something may drop out: the block is in training, or one of its dropouts is by itself."""
+        return self.block.training or any([dropout.training for dropout in self._dropouts])
 
     def output(self, member: nn.Module, x: torch.Tensor, recipe: Recipe | None) -> torch.Tensor | None:
         """What the first or the last layer gives for ``x``; None where it is to compute by itself."""
@@ -81,7 +90,8 @@ class Relay:
         if x is y:
             return x
         if x.shape == y.shape:
-            got, do = "another", "convert the model again, or exclude its MLPs: its blocks compute otherwise than when it was converted"
+            do = "undo the conversion and convert the model again, or with its MLPs excluded: its blocks compute otherwise than when it was converted"
+            got = "another"
             raise ShapeError(expected("the output of the layer before", of=f"the input of a layer of {type(self.block).__name__}", got=got, do=do))
         return None
 

@@ -65,8 +65,8 @@ class Siblings:
         return found.pop(place)[0]
 
     def _may_join(self) -> bool:
-        """Whether their weights are one, and nobody may write to one before its layer is called."""
-        if any(member._forward_pre_hooks for member in self._members):
+        """Whether their weights are one, they are converted as they were, and nobody may write to one before its layer is called."""
+        if any([member._forward_pre_hooks for member in self._members]) or not self._owner.goes_with_members():
             return False
         return is_joined([own_parameter(member, "weight") for member in self._members])
 

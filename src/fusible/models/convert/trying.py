@@ -23,12 +23,14 @@ def tried(
     parameters: Mapping[str, torch.Tensor | None] = {},
     modules: Mapping[str, nn.Module] | None = None,
     more: Sequence[torch.Tensor] = (),
+    *,
+    training: bool = False,
 ) -> torch.Tensor | None:
-    """What the module's class computes for ``x``, and the arguments ``more``, with its attributes, in evaluation mode, and these parameters and
-    ``modules`` inside; None where it raises, or gives no tensor."""
+    """What the module's class computes for ``x``, and the arguments ``more``, with its attributes, and these parameters and ``modules`` inside; None
+    where it raises, or gives no tensor. ``training``: in training mode, for the module itself."""
     copy = object.__new__(type(module))
     inside = module._modules if modules is None else {**module._modules, **modules}
-    vars(copy).update({**vars(module), "_parameters": dict(parameters), "_modules": dict(inside), "training": False})
+    vars(copy).update({**vars(module), "_parameters": dict(parameters), "_modules": dict(inside), "training": training})
     try:
         with torch.no_grad(), torch.device("cpu"), torch.random.fork_rng(devices=()):
             y = type(module).forward(copy, x, *more)

@@ -1,0 +1,76 @@
+"""What a conversion has read of a module: where that has been set anew since, the pipeline that was made of it computes the module no more.
+
+Options are the numbers and words among a module's attributes, as an epsilon, the share that drops out, or how an activation is approximated. The form
+of a linear layer is the shape of its weight, and that of its bias or that it has none. Of what is computed from other parameters, as
+``torch.nn.utils.parametrize`` does, the form stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+
+from fusible.pytorch.modules.base import has_hooks
+
+__all__ = ["AsFound", "Form", "Options", "are_looked_at", "form_of", "has_form", "has_options", "options_of"]
+
+Options = tuple[tuple[str, float | str], ...]
+Form = tuple[tuple[str, torch.Size | None], ...]
+"""By the names of parameters their shapes; None for one that there is not."""
+
+
+_NAMES = ("weight", "bias")
+
+
+def options_of(module: nn.Module) -> Options:
+    """The options of a module, as they are now."""
+    return tuple((name, value) for name, value in vars(module).items() if isinstance(value, float | str))
+
+
+def has_options(module: nn.Module, options: Options) -> bool:
+    """Whether the options of a module are these still."""
+    return all([getattr(module, name, None) == value for name, value in options])
+
+
+def form_of(layer: nn.Module) -> Form:
+    """The form of a linear layer, as it is now."""
+    return tuple((name, None if parameter is None else parameter.shape) for name, parameter in layer._parameters.items() if name in _NAMES)
+
+
+def has_form(layer: nn.Module, form: Form) -> bool:
+    """Whether a linear layer has this form still."""
+    for name, shape in form:
+        if name in layer._parameters:
+            parameter = layer._parameters[name]
+            if (None if parameter is None else parameter.shape) != shape:
+                return False
+    return True
+
+
+@dataclass(frozen=True)
+class AsFound:
+    """Of modules that compute together: the options of those that were tried, and the forms of the linear layers."""
+
+    options: tuple[tuple[nn.Module, Options], ...]
+    forms: tuple[tuple[nn.Module, Form], ...]
+
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module], layers: Iterable[nn.Module]) -> Self:
+        return cls(tuple((module, options_of(module)) for module in dict.fromkeys(modules)), tuple((layer, form_of(layer)) for layer in layers))
+
+    def holds(self) -> bool:
+        """Whether nothing of it has been set anew."""
+        return all([has_form(layer, form) for layer, form in self.forms]) and all([has_options(module, found) for module, found in self.options])
+
+
+def are_looked_at(modules: Iterable[Any]) -> bool:
+    """Whether somebody looks at what one of the modules is called on or gives, or changes it: by a hook of its own or one of all modules, or by
+    another forward in its place."""
+    if not torch.compiler.is_compiling() and torchs._has_any_global_hook():  # of those the compiler calls none
+        return True
+    return any([has_hooks(module) or "forward" in vars(module) for module in modules])
