@@ -14,7 +14,6 @@ from fusible.models.convert.joining import pack
 from fusible.models.convert.linear import joined_ops
 from fusible.models.convert.pipelines import ConvertedModule
 from fusible.models.convert.projections import Projections
-from fusible.models.convert.scaled_products import register
 from fusible.models.convert.siblings import Siblings
 from fusible.models.convert.swapping import Swap
 from fusible.quantized import Recipe
@@ -67,8 +66,6 @@ class ConvertedAttention(ConvertedModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.join()
-        if hasattr(vars(self).get("config"), "_attn_implementation"):
-            register()  # a process that has unpickled the model knows nothing of it
 
 
 def attention_swap(module: nn.Module, found: Projections, recipe: Recipe | None) -> Swap:

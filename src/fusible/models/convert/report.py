@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+from fusible.models.convert.scaled_products import register_anew
 
 __all__ = ["Layer", "Report"]
 
@@ -30,6 +32,10 @@ class Report:
 
     recipe: str
     layers: tuple[Layer, ...]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        register_anew()  # for a model of which nothing but the attention is Fusible's
 
     @property
     def converted(self) -> tuple[Layer, ...]:

@@ -6,6 +6,7 @@ It takes the calls that it is the faster one for, and hands the others on to ``s
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from fusible.pytorch.engine.batch import Batch
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.tex.calls.transaction import Write
 
-__all__ = ["NAME", "attention_configs", "attention_writes", "fusible_attention", "register", "why_no_attention"]
+__all__ = ["NAME", "attention_configs", "attention_writes", "fusible_attention", "register", "register_anew", "why_no_attention"]
 
 NAME = "fusible"
 """Of the implementation, in transformers' configurations."""
@@ -114,6 +115,12 @@ def register() -> None:
     masks = importlib.import_module("transformers.masking_utils")
     importlib.import_module("transformers.modeling_utils").AttentionInterface.register(NAME, fusible_attention)
     masks.AttentionMaskInterface.register(NAME, masks.sdpa_mask)
+
+
+def register_anew() -> None:
+    """The same in a process that has unpickled a model, or a part of one: where that is one of transformers, its classes have been loaded."""
+    if not _known and "transformers.modeling_utils" in sys.modules:
+        register()
 
 
 def attention_configs(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
