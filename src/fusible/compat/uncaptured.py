@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -50,7 +52,8 @@ def run_uncaptured(autocast: Callable[..., AbstractContextManager[Any]], modules
     asked["calibrating"] = asked["calibrating"] or False
     autocast(enabled=any(switches), **asked)  # which refuses what it cannot serve
     for module, switch in zip(each, switches, strict=True):
-        _run(module, lambda switch=switch: autocast(enabled=switch, **asked))
+        captured = _AsCaptured(module, partial(autocast, enabled=switch, **asked))
+        module.forward, module.reset = captured, captured.reset  # type: ignore[method-assign]
     return modules
 
 
@@ -61,16 +64,29 @@ def _asked(name: str, former: str, options: Mapping[str, Any]) -> Any:
     return old if value is None else value
 
 
-def _run(module: nn.Module, within: Callable[[], AbstractContextManager[Any]]) -> None:
-    forward, training = module.forward, module.training
+class _AsCaptured:
+    """The ``forward`` of a module that computes ``within`` a context while the module is in the mode that it was in. A copy of the module has one of
+    its own, which computes by the copy's parameters."""
 
-    def as_captured(*args: Any, **kwargs: Any) -> Any:
-        if module.training != training:
-            return forward(*args, **kwargs)
-        with within():
-            return forward(*args, **kwargs)
+    def __init__(self, module: nn.Module, within: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._module, self._forward, self._training, self._within = module, module.forward, module.training, within
+        if isinstance(self._forward, _AsCaptured) and self._forward._training == module.training:  # the latest one holds
+            self._forward = self._forward._forward
+        self._former = {name: vars(module)[name] for name in ("forward", "reset") if name in vars(module)}
 
-    def reset() -> None:
-        del module.forward, module.reset
+    def __deepcopy__(self, memo: dict[int, Any]) -> _AsCaptured:
+        made = object.__new__(_AsCaptured)
+        memo[id(self)] = made
+        # A group of processes is none that can be copied, nor need what is computed within be.
+        vars(made).update({name: value if name == "_within" else copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return made
 
-    module.forward, module.reset = as_captured, reset  # type: ignore[method-assign]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._within() if self._module.training == self._training else nullcontext():
+            return self._forward(*args, **kwargs)
+
+    def reset(self) -> None:
+        """Undo it: the module is as before."""
+        del self._module.forward, self._module.reset
+        for name, former in self._former.items():
+            setattr(self._module, name, former)
