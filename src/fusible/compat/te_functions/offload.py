@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, nullcontext
 from typing import Any
 
@@ -54,7 +55,7 @@ class ManualOffloadSynchronizer:
 
     def __init__(self, num_layers: int, retain_pinned_cpu_buffers: bool = False, offload_stream: Any = None) -> None:
         self.num_layers, self.offload_stream = num_layers, offload_stream
-        self._layers: list[list[_Kept]] = [[] for _ in range(num_layers)]
+        self._layers: list[list[weakref.ref[_Kept]]] = [[] for _ in range(num_layers)]
         self._current = -1
 
     def _begin(self) -> None:
@@ -69,12 +70,16 @@ class ManualOffloadSynchronizer:
         if not _may_move(tensor):
             return tensor
         kept = _Kept(tensor)
-        self._layers[self._current].append(kept)
+        self._layers[self._current].append(weakref.ref(kept))  # the graph holds it, until its backward has been
         return kept
+
+    def _of(self, layer_id: int) -> Iterator[_Kept]:
+        """What a graph still holds of a layer."""
+        yield from (kept for each in self._layers[layer_id] if (kept := each()) is not None)
 
     def start_offload_layer(self, layer_id: int) -> None:
         """Offload a layer's tensors to the host."""
-        for kept in self._layers[layer_id]:
+        for kept in self._of(layer_id):
             kept.offload()
 
     def release_activation_forward_gpu_memory(self, layer_id: int) -> None:
@@ -82,7 +87,7 @@ class ManualOffloadSynchronizer:
 
     def start_reload_layer(self, layer_id: int) -> None:
         """Copy a layer's tensors back to their device."""
-        for kept in self._layers[layer_id]:
+        for kept in self._of(layer_id):
             kept.reload()
 
 

@@ -18,12 +18,29 @@ __all__ = ["FusedAdam", "FusedSGD", "MultiTensorApply", "multi_tensor_applier"]
 _OLD = "set_grad_none is called set_to_none now, and is an argument of zero_grad"
 
 
-class FusedAdam(optimizers.FusedAdam):
+class _SetGradNone(torch.optim.Optimizer):
+    """Mixin of both: the former ``set_grad_none`` of the constructor, where it is given, is what ``zero_grad`` does."""
+
+    set_grad_none: bool | None
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As torch's. Raises ``ArgumentError`` for another choice than ``set_grad_none`` of the constructor."""
+        former = self.set_grad_none
+        if former is not None and set_to_none not in (None, former):
+            of, do = f"set_to_none of {type(self).__name__}, which was made with set_grad_none", "leave one of them out"
+            raise ArgumentError(expected(repr(former), of=of, got=repr(set_to_none), do=do))
+        chosen = set_to_none if former is None else former
+        super().zero_grad(set_to_none=True if chosen is None else chosen)
+
+
+class FusedAdam(_SetGradNone, optimizers.FusedAdam):
     """``fusible.pytorch.optimizers.FusedAdam``, with the package's arguments.
 
     ``NotServedError``: ``amsgrad``; moments and master weights of another type than fp32; ``use_decoupled_grad``; ``store_param_remainders``.
     ``capturable`` changes no result.
     """
+
+    _options = (*optimizers.FusedAdam._options, "capturable", "set_grad_none")
 
     def __init__(
         self,
@@ -57,9 +74,11 @@ class FusedAdam(optimizers.FusedAdam):
         super().__init__(params, lr, bias_correction, betas, eps, adam_w_mode, weight_decay, master_weights=master_weights)
 
 
-class FusedSGD(optimizers.FusedSGD):
+class FusedSGD(_SetGradNone, optimizers.FusedSGD):
     """``fusible.pytorch.optimizers.FusedSGD``, with the package's arguments. ``NotServedError``: ``wd_after_momentum``.
     ``materialize_master_grads`` changes no result."""
+
+    _options = (*optimizers.FusedSGD._options, "materialize_master_grads", "set_grad_none")
 
     def __init__(
         self,

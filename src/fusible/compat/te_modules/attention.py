@@ -179,12 +179,20 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
             bias = order.ordered_bias(bias) if bias is not None and alibi_slopes is None else bias
         dropout = self.attention_dropout if self.training else 0.0
         call = Attention(format_, mask, window, bottom_right, bias_type, self.softmax_type, self.softmax_scale, dropout, *longest, cached)
-        offset = None if self.softmax_offset is None else self.softmax_offset.reshape(1, -1, 1, 1).float()
+        offset = self._offset(q.device)
         with self._dropout_context() if dropout else nullcontext():
             o = attend(call, q, k, v, bias, offset, lengths)
         if order is not None:
             o = order.restored(o, format_)
         return o.reshape(*o.shape[:-2], -1)
+
+    def _offset(self, device: torch.device) -> torch.Tensor | None:
+        """What the softmax adds to its sum, as a score of each head, fp32 ``[1, heads, 1, 1]``."""
+        if self.softmax_offset is None:
+            return None
+        if self.softmax_type == "off-by-one":  # zeros, wherever the module was made: no ``to`` moves them and no ``to_empty`` fills them
+            return torch.zeros(1, self.num_attention_heads_per_partition, 1, 1, dtype=torch.float32, device=device)
+        return self.softmax_offset.reshape(1, -1, 1, 1).float()
 
     def _check_shapes(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, format_: str) -> None:
         _check(format_, FORMATS, "qkv_format")
