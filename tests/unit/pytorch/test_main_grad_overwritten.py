@@ -1,5 +1,5 @@
-"""Gradients that are written over ``main_grad``: of weights with ``overwrite_main_grad``, and in the call of a first microbatch. And which tensor that
-is: the one that is there when backward comes.
+"""Gradients that are written over ``main_grad``: of weights with ``overwrite_main_grad``, and in the call of a first microbatch. And which
+tensor that is: the one that is there when backward comes.
 
 Generated over every module that is told to write gradients to ``main_grad``.
 """
