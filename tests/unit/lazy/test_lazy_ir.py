@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fusible import lazy
-from fusible.errors import CompileError
+from fusible.errors import ArgumentError, CompileError
 from fusible.lazy.checks import CHECKS
 from fusible.lazy.flat_ir.checker import check_flat_ir
-from fusible.lazy.flat_ir.op import FLAT_OPS
+from fusible.lazy.flat_ir.op import FLAT_OPS, FlatIROp
 from fusible.lazy.flat_ir.ops import AddOp, ConvertOp, TanhOp
 from fusible.lazy.flat_ir.ops.call import CallOp, Function
 from fusible.lazy.flat_ir.passes import PASSES, common_subexpression, dead_code
@@ -36,6 +36,15 @@ def test_every_operation_is_a_documented_record() -> None:
     for name, op in TRACE_OPS.items():
         assert op.__doc__ and name == op.__name__.lower()
         assert op.is_input or "to_flat_ir" in vars(op)
+
+
+@pytest.mark.parametrize("base", [TraceOp, FlatIROp])
+def test_an_operation_with_an_init_of_its_own_is_refused(base: type) -> None:
+    """What it sets is in no key: programs would be shared by operations that compute something else."""
+    before = dict(TRACE_OPS), dict(FLAT_OPS)
+    with pytest.raises(ArgumentError, match="the attributes of the operation Scaled: expected fields, got an __init__; annotate them in the class"):
+        type("Scaled", (base,), {"__init__": lambda self, factor: setattr(self, "factor", factor)})
+    assert (dict(TRACE_OPS), dict(FLAT_OPS)) == before
 
 
 def test_constants_and_equal_operations_are_computed_once() -> None:

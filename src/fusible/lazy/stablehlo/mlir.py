@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fusible.errors import CompileError, expected
 from fusible.lazy.dtypes import dtype, int4
 from fusible.lazy.engine import pjrt
 from fusible.lazy.printing import Shape
@@ -123,14 +124,28 @@ def get() -> Mlir:
         return _MLIR[0]
 
 
+_TO_STABLEHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo,shape-legalize-to-stablehlo,canonicalize))"
+"""Operations of CHLO, StableHLO's library of functions, become what they consist of: a portable artifact has none. The last pass removes casts."""
+
+
 def portable(bytecode: bytes) -> bytes:
     """The portable artifact of a module's bytecode, in the version that readers of the last 12 weeks have.
 
-    The bindings turn the module that they are given into one, so it is read afresh.
+    The bindings turn the module that they are given into one, so it is read afresh. Raises ``CompileError`` for an operation that no artifact has.
     """
     with LOCK:
         mlir = get()
-        with mlir.context:
-            module = mlir.ir.Module.parse(bytecode)
-            version = mlir.hlo.get_version_from_compatibility_requirement(mlir.hlo.StablehloCompatibilityRequirement.WEEK_12)
-            return mlir.hlo.serialize_portable_artifact(module, version)
+        said: list[str] = []
+        heard = mlir.context.attach_diagnostic_handler(lambda diagnostic: said.append(str(diagnostic)) is None)
+        try:
+            with mlir.context:
+                module = mlir.ir.Module.parse(bytecode)
+                if b"chlo" in bytecode:
+                    pjrt.pass_manager().parse(_TO_STABLEHLO).run(module.operation)
+                version = mlir.hlo.get_version_from_compatibility_requirement(mlir.hlo.StablehloCompatibilityRequirement.WEEK_12)
+                return mlir.hlo.serialize_portable_artifact(module, version)
+        except (mlir.ir.MLIRError, ValueError) as error:
+            reason, do = " ".join((said or [str(error)])[0].split()), "lower what it says to operations of StableHLO"
+            raise CompileError(expected("operations that StableHLO has", of="a portable program", got=reason, do=do)) from error
+        finally:
+            heard.detach()

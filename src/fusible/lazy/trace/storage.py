@@ -23,6 +23,8 @@ class Storage(TraceOp):
     It holds a host array, the engine's buffer, or both. Each is made from the other when it is first needed, and both share memory.
     """
 
+    OWN_INIT: ClassVar[bool] = True
+
     is_input: ClassVar[bool] = True
 
     shape: Shape
