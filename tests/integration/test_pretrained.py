@@ -227,6 +227,16 @@ CHANGES: list[tuple[str, str, dict[str, Any], str]] = [
         {"rope_parameters": {"rope_type": "dynamic"}},
         "rope_parameters .*: expected rope_type d",
     ),
+    (
+        "half of the columns rotated",
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor .* of a llama model: expected 1, got 0.5",
+    ),
+    ("a classifier", "llama", {"architectures": ["LlamaForSequenceClassification"]}, "architectures .*: expected a language model, .*, got LlamaFor"),
+    ("a classifier whose head is the table", "gemma", {"architectures": ["GemmaForTokenClassification"]}, "architectures .*: expected a language m"),
+    ("two heads", "gpt2", {"architectures": ["GPT2DoubleHeadsModel"]}, "architectures .* of a gpt2 model: expected a language model"),
+    ("no head", "deepseek_v3", {"architectures": ["DeepseekV3Model"]}, "architectures .*: expected a language model"),
     ("positions without a factor", "llama", {"rope_parameters": {"rope_type": "linear"}}, "factor of config.json: expected an entry, got none"),
     (
         "a layer of an unknown kind",

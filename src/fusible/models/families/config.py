@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -10,6 +11,9 @@ from fusible.errors import CheckpointError, expected
 __all__ = ["Config"]
 
 T = TypeVar("T")
+
+_OTHER_HEAD = re.compile(r"For(?!CausalLM$)[A-Z]\w*$|(?<!LMHead)Model$")
+"""In the name of a class, as transformers forms them."""
 
 
 class Config:
@@ -96,6 +100,14 @@ class Config:
             raise CheckpointError(expected(wanted, of=self._of("architectures"), got=names[0] if names else "none", do=do))
         return names[0]
 
+    def check_language_model(self) -> None:
+        """Raise ``CheckpointError`` where the model was saved as one with another head, or with none: its decoder has the weights of a language
+        model, and their head's too where that is the table of embeddings."""
+        names = self.names("architectures") or []
+        if names and _OTHER_HEAD.search(names[0]):
+            do = "load it by transformers, and convert it by fusible.convert"
+            raise CheckpointError(expected("a language model, ...ForCausalLM", of=self._of("architectures"), got=names[0], do=do))
+
     def tokens(self, name: str) -> tuple[int, ...]:
         """One token, a list of some, or none."""
         value = self.entries.get(name)
@@ -117,9 +129,10 @@ class Config:
             raise CheckpointError(expected("entries by name", of=self._of(name), got=repr(value), do="give the model's"))
         return None if value is None else Config(value)
 
-    def refuse(self, name: str, supported: str) -> CheckpointError:
-        """The error of an entry whose value this family's models are not made with."""
-        return CheckpointError(expected(supported, of=self._of(name), got=repr(self.entries.get(name)), do="convert the model by fusible.convert"))
+    def refuse(self, name: str, supported: str, got: Any = None) -> CheckpointError:
+        """The error of an entry whose value this family's models are not made with. ``got``: that value, where it does not stand under the name."""
+        value = self.entries.get(name) if got is None else got
+        return CheckpointError(expected(supported, of=self._of(name), got=repr(value), do="convert the model by fusible.convert"))
 
     def require(self, **values: Any) -> None:
         """Raise where an entry is there and is another than the one given, which is the only one that models are made with."""

@@ -95,7 +95,7 @@ class Decoder:
         """Rotary attention of a layer; ``scale`` in the place of the usual one, ``options`` beside those that the configuration tells of."""
         own = {"window_size": self.window(layer), **rotary_options(self.config, self.head_width, self.layer_type(layer), scale)}
         if "rope_width" in own and not self.partial:
-            raise self.config.refuse("partial_rotary_factor", "1")
+            raise self.config.refuse("partial_rotary_factor", "1", own["rope_width"] / self.head_width)
         return Attention(self.heads, self.groups, self.head_width, {**own, **options})
 
     def out(self, name: str, *, bias: bool = False) -> Product:

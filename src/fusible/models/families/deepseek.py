@@ -56,7 +56,7 @@ def _attention(of: Decoder, name: str) -> tuple[Part, ...]:
     expand = Norm(f"{name}.kv_a_layernorm", rank, _EPS), Product((f"{name}.kv_b_proj",), (heads * (key + value),), rank)
     by = rotation(config, turned)
     if by.width != turned:
-        raise config.refuse("partial_rotary_factor", "1")
+        raise config.refuse("partial_rotary_factor", "1", by.width / turned)
     options: dict[str, Any] = {"rope_base": by.base, "rope_factors": by.factors, "rope_scale": by.magnitude}
     options |= {"rope_interleaved": config.flag("rope_interleave"), "scale": by.mean * (key + turned) ** -0.5}
     out = Product((f"{name}.o_proj",), (of.hidden,), heads * value, bias)

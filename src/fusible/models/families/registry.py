@@ -40,6 +40,8 @@ def blueprint_of(config: Config) -> AnyBlueprint:
         do = "load it by transformers, and convert it by fusible.convert"
         raise CheckpointError(expected(f"one of {', '.join(sorted(FAMILIES))}", of="model_type of config.json", got=repr(config.model_type), do=do))
     blueprint = reader(config)
+    if isinstance(blueprint, Blueprint):
+        config.check_language_model()
     causal = {Blueprint: True, EncoderBlueprint: False}.get(type(blueprint))
     if causal is None and "is_causal" in config.entries:  # transformers takes it for both halves
         raise config.refuse("is_causal", "none")

@@ -25,7 +25,7 @@ def rotary_options(config: Config, head_width: int, layer_type: str | None = Non
         options["rope_factors"] = by.factors
     if by.magnitude != 1.0:  # the products of q and k are multiplied by its square, where all columns are rotated
         if by.width != head_width:
-            raise config.refuse("partial_rotary_factor", "1 with positions that scale attention")
+            raise config.refuse("partial_rotary_factor", "1 with positions that scale attention", by.width / head_width)
         options["scale"] = by.magnitude**2 * (head_width**-0.5 if scale is None else scale)
     return options
 
