@@ -126,6 +126,25 @@ def test_quantized_outputs_are_checked(careless: type, monkeypatch: pytest.Monke
     assert rows == {"bfloat16": Verdict.AGREES, "bfloat16 to E4M3": Verdict.DISAGREES, "bfloat16 to E5M2": Verdict.DISAGREES}
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.AGREES), (1.5, Verdict.DISAGREES)])
+def test_what_a_method_calls_in_turn_is_served_as_ever(careless: type, monkeypatch: pytest.MonkeyPatch, factor: float, verdict: str) -> None:
+    """So a method that has others quantize its result is checked with a quantizer too, as it serves such calls."""
+
+    def composed(self: Any, input: Any, quantizer: Any) -> Any:
+        y = REFERENCE.relu(input if isinstance(input, torch.Tensor) else tex.dequantize(input, tex.DType.kFloat32), None)
+        return y if quantizer is None else tex.quantize(y * factor, quantizer)
+
+    monkeypatch.setattr(careless, "relu", composed)
+    rows = {row.dtype: row for row in check_backend("careless", ["relu"], [torch.bfloat16])}
+    assert {name: row.verdict for name, row in rows.items()} == {"bfloat16": "agrees", "bfloat16 to E4M3": verdict, "bfloat16 to E5M2": verdict}
+    assert all(row.samples for row in rows.values() if row.verdict == Verdict.AGREES)
+
+
+def test_a_call_that_its_backend_hands_over_is_refused_by_it(careless: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(careless, "silu", lambda self, input, quantizer: tex.hand_over(self, "silu", input, quantizer))
+    assert verdicts("silu") == {Verdict.REFUSED}
+
+
 def test_the_command_says_so_and_exits_with_one(careless: type, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-backend", "careless", "--only", "gelu,silu", "--dtype", "float32", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
