@@ -11,7 +11,7 @@ import torch
 
 import fusible
 from fusible.compat import operations_to_nvidia, te_modules
-from fusible.errors import DTypeError
+from fusible.errors import CheckpointError, DTypeError
 from fusible.pytorch import ops
 from fusible.quantized import MXFP8Tensor
 
@@ -145,3 +145,36 @@ def test_a_normalization_computes_in_the_precision_of_its_weight(kind: str, give
     assert x.grad is not None and x.grad.dtype is given
     with torch.autocast("cpu", torch.bfloat16):
         assert module(x).dtype is torch.bfloat16
+
+
+REPLACED: dict[str, Any] = {
+    "assigned": lambda module, name, value: setattr(module, name, torch.nn.Parameter(value)),
+    "registered": lambda module, name, value: module.register_parameter(name, torch.nn.Parameter(value)),
+    "loaded": lambda module, name, value: module.load_state_dict({**module.state_dict(), name: value}, assign=True),
+    "converted": lambda module, name, value: module.to(value.dtype),
+}
+
+
+@pytest.mark.parametrize("way", REPLACED)
+@pytest.mark.parametrize("name", MODULES)
+def test_a_parameter_of_another_dtype_is_noticed_after_a_call(name: str, way: str) -> None:
+    """As before the first call."""
+    module, x = MODULES[name](), torch.randn(16, 64)
+    module(x)
+    parameter = next(key for key, value in module.named_parameters() if value.dim() == 2)
+    REPLACED[way](module, parameter, getattr(module, parameter).detach().bfloat16())
+    with pytest.raises(DTypeError, match="outside of torch.autocast: expected torch.bfloat16, got torch.float32"):
+        module(x)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_missing_state_has_the_name_that_a_file_gives_it(name: str) -> None:
+    module = MODULES[name]()
+    fresh = module.state_dict()
+    with fusible.autocast(recipe=fusible.DelayedScaling()):
+        module(torch.randn(16, 64)).sum().backward()
+    with pytest.raises(CheckpointError, match="expected its scaling state, got one without '_extra_state'"):
+        module.load_state_dict(fresh)
+    assert module.load_state_dict(fresh, strict=False).missing_keys == ["_extra_state"]
+    around = torch.nn.Sequential(module)
+    assert around.load_state_dict({f"0.{key}": value for key, value in fresh.items()}, strict=False).missing_keys == ["0._extra_state"]

@@ -241,6 +241,10 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, SetOptions):
                 raise DTypeError(expected(str(parameter.dtype), of=of, got=str(inp.dtype), do=do))
         vars(self)["activation_dtype"] = inp.dtype
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        vars(self)["activation_dtype"] = None
+        super().register_parameter(name, param)
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         vars(self)["activation_dtype"] = None
         return super()._apply(fn, recurse)

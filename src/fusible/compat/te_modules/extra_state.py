@@ -45,6 +45,9 @@ class DelayedExtraState(StatefulModule):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.pop(f"{prefix}{_STATE}", None)
 
+    def _entry(self, name: str) -> str:
+        return _EXTRA
+
     def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
         super()._rename(state_dict, prefix)
         extra = state_dict.get(f"{prefix}{_EXTRA}")

@@ -206,12 +206,16 @@ class StatefulModule(nn.Module):
                 super().load_state_dict(state_dict, *options, **more)
             raise
 
+    def _entry(self, name: str) -> str:
+        """The name under which a dictionary of this kind of layer has the scaling state ``name``, for a sentence."""
+        return name
+
     def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Rename entries of ``state_dict`` that another kind of layer wrote for this module; a subclass overrides it."""
 
     def _check_states(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Refuse a dictionary that leaves this module's scaling states as they are, and one with a state that is not read."""
-        missing = [name for name in self._saved_states() if f"{prefix}{name}" not in state_dict]
+        missing = [self._entry(name) for name in self._saved_states() if f"{prefix}{name}" not in state_dict]
         if missing:
             of = f"a checkpoint of {type(self).__name__}, which has run under delayed scaling"
             do = "load it with strict=False to keep the scales, and call reset_scaling_state() to begin anew"
@@ -226,7 +230,7 @@ class StatefulModule(nn.Module):
         without_places(state_dict)
         self._rename(state_dict, prefix)
         states = self._read_states(state_dict, prefix)
-        missing += [f"{prefix}{name}" for name in self._saved_states() if f"{prefix}{name}" not in state_dict]
+        missing += [f"{prefix}{self._entry(name)}" for name in self._saved_states() if f"{prefix}{name}" not in state_dict]
         self._unread = not states and not self._saved_states() and written_in_place(self, state_dict, prefix)
         for runner in self._runners.values():
             runner.scaling.unread = self._unread
