@@ -92,6 +92,20 @@ def test_of_a_model_without_blocks_the_first_and_the_last_layer_are_kept() -> No
     assert not fusible.conversion_report(fusible.convert(shallow, RECIPE)).kept
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{"include": "blocks.1"}, {"exclude": ["blocks.0", "blocks.2"]}], ids=str)
+def test_what_a_second_conversion_leaves_alone_keeps_its_recipe(options: dict[str, Any]) -> None:
+    other, x = fusible.NVFP4BlockScaling(), torch.randn(16, 16)
+    model = fusible.convert(Model(), RECIPE)
+    first = [block.up(x) for block in model.blocks]
+    report = fusible.conversion_report(fusible.convert(model, other, **options))
+    second = [block.up(x) for block in model.blocks]
+    assert [torch.equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, True]
+    assert torch.equal(second[1], fusible.convert(model, other).blocks[1].up(x))
+    kept = {layer.name for layer in report.converted if "keeps its recipe" in layer.text}
+    assert kept == {f"blocks.{i}.{name}" for i in (0, 2) for name in ("up", "norm")}
+
+
 def test_the_report_reads_as_text() -> None:
     model = fusible.convert(Model(), RECIPE, exclude="blocks.2.norm")
     assert str(fusible.conversion_report(model)).splitlines() == [

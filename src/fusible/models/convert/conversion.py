@@ -41,7 +41,8 @@ def convert(
     Every module and every parameter stays the object that it was: names, tied weights, optimizers, hooks, ``state_dict``, ``save_pretrained`` and
     what asks ``isinstance(module, nn.Linear)`` go on as before. ``recipe``: how products are quantized, outside of every ``fusible.autocast``;
     inside of one, that one's holds. Without one, nothing is quantized, and linear layers stay torch's to the bit. A model that is converted already
-    takes the new recipe. ``conversion_report(model)`` says what was converted, and why the rest was not.
+    takes the new recipe, but for what ``include`` and ``exclude`` leave alone. ``conversion_report(model)`` says what was converted, and why the rest
+    was not.
 
     What is adjacent is computed together: an MLP as one pipeline, and queries, keys and values as one product. Their weights are moved to lie one
     behind another for that. Where somebody has hooked or replaced a layer, as PEFT's LoRA does, layers are called one by one. Attention is an
@@ -49,7 +50,8 @@ def convert(
     it, too. Scaling states of delayed scaling are no part of ``state_dict``: ``scaling_states``. For inference,
     ``fusible.quantize_parameters(model)`` holds weights in 8 bits alone, and in a block of ``fusible.frozen_weights()`` they are not read at each
     call to see whether they have changed. transformers' FP8 modules keep their weights as they lie; of them a recipe, whichever, says that
-    activations are quantized, too, as their checkpoint has it.
+    activations are quantized, too, as their checkpoint has it. torch's own encoder layers call the layers inside them in inference, too, where they
+    would be one call of torch's.
 
     ``include`` and ``exclude``: the modules to look at, and those to leave alone, by name (``"mlp"`` is every module that is called so, and all
     inside; wildcards are those of a shell) or by a function ``(name, module) -> bool``. ``keep_high_precision``: linear layers that stay as they
@@ -72,7 +74,7 @@ def convert(
     check_names([("keep_high_precision", one) for one in keep if one not in HIGH_PRECISION], model)
     fixed_recipe = recipe.immutable() if recipe is not None else None
     plan = Planner(model, fixed_recipe, selection, keep)
-    earlier = [module for module in model.modules() if isinstance(module, ConvertedModule)]
+    earlier = [one for name, one in model.named_modules() if isinstance(one, ConvertedModule) and not selection.why_not(name, one)]
     if plan.configs:
         register()
     swap(plan.swaps, attention_writes(plan.configs))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fusible import ops
 from fusible.models.convert.as_found import Form, form_of, has_form
@@ -100,6 +101,8 @@ class ConvertedConv1D(ConvertedLayer):
 def why_no_linear(module: nn.Module) -> str:
     """Why a linear layer is left as it is; empty where it can be converted, None-like for what is no linear layer."""
     parameters = module._parameters
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return "torch's MultiheadAttention reads its weight, and does not call it"
     if type(module).forward not in (nn.Linear.forward, _conv1d_forward(module)):
         return "its class has a forward of its own"
     if "weight" not in parameters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from fusible.models.convert.activation import activation_swap, find_activation, is_like_activation, is_one_kernel
 from fusible.models.convert.attention import attention_swap
 from fusible.models.convert.chains import find_chain, relay_swaps
+from fusible.models.convert.encoders import LayerByLayer, called_in_parts
 from fusible.models.convert.experts import experts_swap, is_like_experts, why_no_experts
 from fusible.models.convert.linear import linear_swap, why_no_linear
 from fusible.models.convert.mlp import find_mlp, mlp_swap
@@ -50,11 +52,15 @@ class Planner:
             if isinstance(module, nn.ModuleList):
                 for own, block in module.named_children():
                     self._look_at_chain(f"{name}.{own}", block, found)
+        for name, module in modules:
+            self._look_at_encoder(name, module)
         self.layers = (*self._attention(model), *(found[name] for name, _ in modules if name in found))
 
     def _look_at_layer(self, name: str, module: nn.Module, found: dict[str, Layer]) -> None:
         if isinstance(module, Swapped):
-            found[name] = Layer(name, "layer", "converted", f"{module.original.__name__}, earlier")
+            why = self._selection.why_not(name, module)
+            text = f"{module.original.__name__}, earlier" + (f"; {why}, so that it keeps its recipe" if why else "")
+            found[name] = Layer(name, "layer", "converted", text)
             return
         kind = _kind(module)
         if not kind:
@@ -152,6 +158,15 @@ class Planner:
         of_activation, of_block = relay_swaps(relay, formula, self._recipe)
         self.swaps.append(of_block)
         found[name] = Layer(name, "MLP", *self._swapped(activation, of_activation, text))
+
+    def _look_at_encoder(self, name: str, module: nn.Module) -> None:
+        """An encoder of torch's own: where a layer inside is converted, it is called in inference, too."""
+        attributes = {} if isinstance(module, Swapped) else called_in_parts(module)
+        if not attributes or not any(inside.startswith(f"{name}." if name else "") for inside in self._converted):
+            return
+        others = [one for one in self.swaps if one.module is not module]
+        own = next((one for one in self.swaps if one.module is module), Swap(module, LayerByLayer))
+        self.swaps = [*others, replace(own, attributes={**own.attributes, **attributes})]
 
 
 def _kind(module: nn.Module) -> str:
