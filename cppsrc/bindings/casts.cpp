@@ -17,7 +17,7 @@ void bind_casts(pybind11::module_& m) {
     define(m, "quantize_nvfp4", cast::quantize_nvfp4, reads<1, 2, 7>, arg("src"), arg("amax"), arg("dst"), arg("scale_bytes"), arg("columns") = false,
           arg("tiled") = false, arg("seed") = none, arg("num_threads") = 0);
     define(m, "transform_columns", cast::transform_columns, reads<1, 2>, arg("src"), arg("transform"), arg("dst"), arg("out") = none,
-          arg("num_threads") = 0);
+          arg("source_amax") = none, arg("num_threads") = 0);
     define(m, "dequantize_nvfp4", cast::dequantize_nvfp4, reads<1, 2>, arg("src"), arg("scale_bytes"), arg("dst"), arg("num_threads") = 0);
     define(m, "quantize_block_fp8", cast::quantize_block_fp8, reads<1>, arg("src"), arg("fp8_dtype"), arg("dst") = none, arg("scale_inv") = none,
            arg("dst_columns") = none, arg("scale_inv_columns") = none, arg("tiled") = false, arg("epsilon") = 0.0f, arg("power_of_two") = false,

@@ -26,8 +26,9 @@ bool dequantize_mxfp8(const TensorView& src, const TensorView& exponents, bool a
 void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, const TensorView& scales, bool columns, bool tiled,
                     const OptionalView& seed, int num_threads);
 
-/// dst = src with its columns transformed in blocks of 16, rounded to bfloat16 before and after; max |dst|.
-float transform_columns(const TensorView& src, const TensorView& transform, const TensorView& dst, const OptionalView& out, int num_threads);
+/// dst = src with its columns transformed in blocks of 16, rounded to bfloat16 before and after; max |dst|, and max |src| in `source_amax`.
+float transform_columns(const TensorView& src, const TensorView& transform, const TensorView& dst, const OptionalView& out,
+                        const OptionalView& source_amax, int num_threads);
 
 /// dst = value(code) * value(scale).
 void dequantize_nvfp4(const TensorView& src, const TensorView& scales, const TensorView& dst, int num_threads);

@@ -53,24 +53,46 @@ inline bool scale_blocks(const Fp4Part& part, const std::int32_t* amaxes, std::u
     return false;
 }
 
-/// Codes of |x| * factor, rounded to one of their two neighbours: up where `random`, a number of 24 bits, is below the place between them.
-inline I32 encode_stochastically(F32 x, F32 factor, I32 random) {
+/// Codes of |x| * factor, rounded to one of their two neighbours: up where the place between them and `addend`, 22 bits each, have a carry.
+///
+/// Twice a size from 1 on, and 1 more than one below, are floats whose bits count codes, with 22 bits after the point: where the format has its
+/// subnormal numbers, the sum has one exponent, too. Rounding that sum up loses nothing: a place is above a number of 17 bits or it is not.
+inline I32 encode_stochastically(F32 x, F32 factor, I32 addend) {
     const F32 size = floats(min(bits(mul(floats(magnitude_of(x)), factor)), splat(std::int32_t{E2M1::kMaxBits})));
-    // Codes with 24 bits after the point: below 1 they are the double, from there on exponent and mantissa count them.
-    const I32 counted = add(shift_left<2>(bits(size)), splat(std::int32_t{4} << 24));
-    const I32 code = bits(select_less(size, splat(1.0f), floats(ceil_to_int(mul(size, splat(0x1p25f)))), floats(counted)));
-    return shift_right<24>(add(code, exclusive_or(random, splat(0xffffff))));
+    return shift_right<22>(add(bits(add_up(size, max(size, splat(1.0f)))), addend));
 }
 
-/// Codes of four vectors, with their signs in bit 7; the counters of their elements are `step` apart.
-inline Bytes encode_fp4(const Fp4Part& part, const F32 (&x)[4], const F32 (&factor)[4], std::uint64_t counter, std::uint64_t step) {
-    I32 unused[4] = {};
-    if (part.key == 0) return encode<E2M1>(x, factor, unused);
-    I32 codes[4];
+/// By 16 random bits h, in bits 6 to 21 of each lane: all of 22 bits set, less h + 1/2 in units of 2^6; and what takes the bits of 1.0f to zero.
+inline I32 addend_of(I32 bits) {
+    constexpr std::uint32_t kLessOne = 0u - 0x3f800000u;
+    static_assert((kLessOne & 0x3fffff) == 0, "the two have no bit in common");
+    return exclusive_or(both(bits, splat(std::int32_t{0x3fffc0})), splat(static_cast<std::int32_t>(kLessOne | 0x3fffdfu)));
+}
+
+/// The addends of kStep elements of a line, the first of which is number `element` of the copy.
+inline void draw_along(const Fp4Part& part, std::uint64_t element, I32 (&addends)[4]) {
+    random_quarters(part.key, element / 4, addends);
+    for (I32& each : addends) each = addend_of(shift_left<6>(each));
+}
+
+/// Those of four elements each, from number `element` on, of kStep lines: [element][vector of lines].
+inline void draw_across(const Fp4Part& part, std::uint64_t element, I32 (&addends)[4][4]) {
+    const std::uint64_t step = part.line_counters / 4;
     for (int v = 0; v < 4; ++v) {
-        const std::uint64_t own = counter + static_cast<std::uint64_t>(v * kLanes) * step;
-        codes[v] = encode_stochastically(x[v], factor[v], shift_right<8>(random_words(part.key, own, step)));
+        const LongWords words = long_random_words(part.key, element / 4 + static_cast<std::uint64_t>(v * kLanes) * step, step);
+        addends[0][v] = addend_of(shift_left<6>(words.lower));
+        addends[1][v] = addend_of(shift_right<10>(words.lower));
+        addends[2][v] = addend_of(shift_left<6>(words.upper));
+        addends[3][v] = addend_of(shift_right<10>(words.upper));
     }
+}
+
+/// Codes of four vectors, with their signs in bit 7; where `kAtRandom`, rounded by `addends`.
+template <bool kAtRandom>
+inline Bytes encode_fp4(const F32 (&x)[4], const F32 (&factor)[4], const I32 (&addends)[4]) {
+    I32 codes[4] = {};
+    if constexpr (!kAtRandom) return encode<E2M1>(x, factor, codes);
+    for (int v = 0; v < 4; ++v) codes[v] = encode_stochastically(x[v], factor[v], addends[v]);
     return join_signs(codes, x);
 }
 
@@ -98,7 +120,7 @@ inline void store_halves(std::uint8_t* out, const Bytes& codes, int count) {
 }
 
 /// The codes of a row in a span of blocks.
-template <class S>
+template <class S, bool kAtRandom>
 [[gnu::flatten]] inline void encode_row(const Fp4Part& part, int row, int col, int blocks, const float* factors) {
     const S* const source = static_cast<const S*>(part.source) + row * part.stride + col;
     std::uint8_t* const codes = part.codes + row * part.codes_stride + col / 2;
@@ -106,9 +128,11 @@ template <class S>
     const auto encode_step = [&](int c, int count) {
         F32 x[4];
         F32 factor[4];
+        I32 addends[4];
         load_step(source + c, count, x);
         for (int v = 0; v < 4; ++v) factor[v] = splat(factors[(c + v * kLanes) / kFp4Block]);
-        store_halves(codes + c / 2, encode_fp4(part, x, factor, counter + static_cast<std::uint64_t>(c), 1), count);
+        if constexpr (kAtRandom) draw_along(part, counter + static_cast<std::uint64_t>(c), addends);
+        store_halves(codes + c / 2, encode_fp4<kAtRandom>(x, factor, addends), count);
     };
     const int width = blocks * kFp4Block;
     int c = 0;
@@ -138,8 +162,8 @@ inline void write_nans(const Fp4Part& part, int row, int col, int blocks, const 
         if (factors[b] != factors[b]) std::memset(codes + b * kFp4Block / 2, kNanCodes, kFp4Block / 2);
 }
 
-template <class S>
-void quantize_fp4_rows(const Fp4Part& given) {
+template <class S, bool kAtRandom>
+void quantize_rows(const Fp4Part& given) {
     const Fp4Part part = given;  // bytes that are written might be its own, as far as a compiler knows
     constexpr int kSpan = kSpanBlocks * kFp4Block;
     for (int first = 0; first < part.rows; first += kFp4Block) {
@@ -160,11 +184,16 @@ void quantize_fp4_rows(const Fp4Part& given) {
             for (int i = 0; i < kFp4Block * kSpanBlocks; i += kStep) any_nan |= scale_blocks(part, amaxes[0] + i, scales[0] + i, factors[0] + i);
             for (int line = 0; line < kFp4Block; ++line) {
                 std::memcpy(part.scales + (first + line) * part.scales_stride + col / kFp4Block, scales[line], static_cast<std::size_t>(blocks));
-                encode_row<S>(part, first + line, col, blocks, factors[line]);
+                encode_row<S, kAtRandom>(part, first + line, col, blocks, factors[line]);
                 if (any_nan) write_nans(part, first + line, col, blocks, factors[line]);
             }
         }
     }
+}
+
+template <class S>
+void quantize_fp4_rows(const Fp4Part& part) {
+    part.key == 0 ? quantize_rows<S, false>(part) : quantize_rows<S, true>(part);
 }
 
 inline F32 rounded_to_bf16(F32 x) {
@@ -200,7 +229,7 @@ inline void column_maxima(const Fp4Part& part, int row, int col, int count, std:
 }
 
 /// `count` <= kStep columns of a block of rows.
-template <class S>
+template <class S, bool kAtRandom>
 [[gnu::flatten]] inline void encode_columns(const Fp4Part& part, int row, int col, int count, Fp4Columns& out) {
     alignas(64) std::int32_t amaxes[kStep];
     alignas(64) float factors[kStep];
@@ -210,13 +239,16 @@ template <class S>
     for (int v = 0; v < 4; ++v) factor[v] = load(factors + v * kLanes);
     const S* const source = static_cast<const S*>(part.source) + row * part.stride + col;
     const std::uint64_t counter = part.counter + static_cast<std::uint64_t>(col) * part.line_counters + static_cast<std::uint64_t>(row);
-    for (int i = 0; i < kFp4Block; i += 2) {
+    const auto encode_line = [&](int i, const I32 (&addends)[4]) {
         F32 x[4];
         load_step(source + i * part.stride, count, x);
-        const Bytes first = encode_fp4(part, x, factor, counter + static_cast<std::uint64_t>(i), part.line_counters);
-        load_step(source + (i + 1) * part.stride, count, x);
-        const Bytes second = encode_fp4(part, x, factor, counter + static_cast<std::uint64_t>(i + 1), part.line_counters);
-        store_bytes(out.codes[(row + i) / 2] + col, join_nibbles(first, second));
+        return encode_fp4<kAtRandom>(x, factor, addends);
+    };
+    for (int i = 0; i < kFp4Block; i += 4) {
+        I32 addends[4][4];
+        if constexpr (kAtRandom) draw_across(part, counter + static_cast<std::uint64_t>(i), addends);
+        for (int j = 0; j < 4; j += 2)
+            store_bytes(out.codes[(row + i + j) / 2] + col, join_nibbles(encode_line(i + j, addends[j]), encode_line(i + j + 1, addends[j + 1])));
     }
     for (int c = 0; any_nan && c < count; ++c)
         for (int i = 0; i < kFp4Block / 2 && factors[c] != factors[c]; ++i) out.codes[row / 2 + i][col + c] = kNanCodes;
@@ -236,8 +268,8 @@ inline void turn(const std::uint8_t (&from)[kTile][kFp4PartCols], int rows, int 
     }
 }
 
-template <class S>
-void quantize_fp4_columns(const Fp4Part& given) {
+template <class S, bool kAtRandom>
+void quantize_columns(const Fp4Part& given) {
     const Fp4Part part = given;  // bytes that are written might be its own, as far as a compiler knows
     Fp4Columns columns;
     // Rows that the part lacks are turned along with the rest, and not copied out.
@@ -245,34 +277,71 @@ void quantize_fp4_columns(const Fp4Part& given) {
     std::memset(columns.scales, 0, sizeof columns.scales);
     for (int row = 0; row < part.rows; row += kFp4Block) {
         for (int col = 0; col < part.cols; col += kStep)
-            encode_columns<S>(part, row, col, part.cols - col < kStep ? part.cols - col : kStep, columns);
+            encode_columns<S, kAtRandom>(part, row, col, part.cols - col < kStep ? part.cols - col : kStep, columns);
     }
     turn(columns.codes, part.rows / 2, part.cols, part.codes, part.codes_stride);
     turn(columns.scales, part.rows / kFp4Block, part.cols, part.scales, part.scales_stride);
 }
 
-/// Writes `part` with its columns transformed, in blocks, by `transform` [kFp4Block, kFp4Block]; returns the largest magnitude.
 template <class S>
-std::int32_t transform_columns(const Fp4Part& part, const float* transform, void* out) {
+void quantize_fp4_columns(const Fp4Part& part) {
+    part.key == 0 ? quantize_columns<S, false>(part) : quantize_columns<S, true>(part);
+}
+
+/// given[j] times entries[j][i], summed over j in order from zero on.
+inline void multiply(const Fp4Transform& transform, F32 (&given)[kFp4Block]) {
+    F32 sums[kFp4Block];
+    for (int i = 0; i < kFp4Block; ++i) {
+        sums[i] = splat(0.0f);
+        // Unrolled, so that what is given stays in registers.
+#pragma GCC unroll 16
+        for (int j = 0; j < kFp4Block; ++j) sums[i] = fma(given[j], splat(transform.entries[j][i]), sums[i]);
+    }
+    for (int i = 0; i < kFp4Block; ++i) given[i] = sums[i];
+}
+
+/// The same where entries[j][i] is entries[j][0] (-1)^popcount(i & j), entries[j][0] one power of two with signs: sums of pairs, of pairs of these,
+/// and so on, each of places that differ in one bit, from the lowest on (Fino and Algazi 1976, doi:10.1109/TC.1976.1674569), in the order that
+/// tex/formulas/nvfp4.py has. What is added has no zero with a sign, and so have no sums.
+inline void multiply_by_pairs(const Fp4Transform& transform, F32 (&given)[kFp4Block]) {
+    for (int j = 0; j < kFp4Block; ++j) given[j] = fma(given[j], splat(transform.entries[j][0]), splat(0.0f));
+#pragma GCC unroll 4
+    for (int bit = 1; bit < kFp4Block; bit *= 2) {
+#pragma GCC unroll 16
+        for (int j = 0; j < kFp4Block; ++j) {
+            if ((j & bit) != 0) continue;
+            const F32 first = given[j];
+            given[j] = add(first, given[j + bit]);
+            given[j + bit] = sub(first, given[j + bit]);
+        }
+    }
+}
+
+/// Writes `part` with its columns transformed, in blocks; returns the largest magnitude, and in `of_source` that of what is read.
+template <class S>
+[[gnu::flatten]] std::int32_t transform_columns(const Fp4Part& given_part, const Fp4Transform& given_transform, void* out,
+                                                 std::int32_t& of_source) {
+    const Fp4Part part = given_part;  // what is written might be its own, as far as a compiler knows
+    const Fp4Transform transform = given_transform;
     I32 largest = splat(0);
+    I32 largest_given = splat(0);
     for (int row = 0; row < part.rows; row += kFp4Block)
         for (int col = 0; col < part.cols; col += kLanes) {
             const std::ptrdiff_t first = row * part.stride + col;
             F32 given[kFp4Block];
             for (int i = 0; i < kFp4Block; ++i) {
                 const F32 x = load(static_cast<const S*>(part.source) + first + i * part.stride);
+                largest_given = max(largest_given, magnitude_of(x));
                 given[i] = kIsBf16<S> ? x : rounded_to_bf16(x);
             }
+            transform.by_pairs ? multiply_by_pairs(transform, given) : multiply(transform, given);
             for (int i = 0; i < kFp4Block; ++i) {
-                F32 sum = splat(0.0f);
-                // Unrolled, so that what is given stays in registers.
-#pragma GCC unroll 16
-                for (int j = 0; j < kFp4Block; ++j) sum = fma(given[j], splat(transform[j * kFp4Block + i]), sum);
                 bf16* const written = static_cast<bf16*>(out) + first + i * part.stride;
-                store(written, sum);
+                store(written, given[i]);
                 largest = max(largest, magnitude_of(load(written)));
             }
         }
+    of_source = max_lane(largest_given);
     return max_lane(largest);
 }
 

@@ -84,6 +84,12 @@ struct Fp4Part {
     std::uint64_t line_counters;  // from line to line
 };
 
+/// What each block of kFp4Block elements of a line, as a row, is multiplied by.
+struct Fp4Transform {
+    float entries[kFp4Block][kFp4Block];
+    bool by_pairs;  // entries[j][i] is 1/4 with some sign of row j, times (-1)^popcount(i & j)
+};
+
 /// Elements along a line that share an fp32 scale, and the side of a square that does.
 constexpr int kScaledBlock = 128;
 
@@ -125,7 +131,8 @@ struct Kernels {
     void (*quantize_mx[kWideKinds][kFormats])(const MxBand& band);
     bool (*dequantize_mx[kFormats][kWideKinds])(const MxCodes& band, void* out);  // whether all values are plain, or zero
     void (*quantize_fp4[2][kWideKinds])(const Fp4Part& part);  // lines that are rows, lines that are columns
-    std::int32_t (*transform_columns[kWideKinds])(const Fp4Part& part, const float* transform, void* out);  // bf16, as far from row to row
+    std::int32_t (*transform_columns[kWideKinds])(const Fp4Part& part, const Fp4Transform& transform, void* out,  // bf16, as far from row to row
+                                                  std::int32_t& of_source);
     void (*dequantize_fp4[kWideKinds])(const std::uint8_t* codes, const std::uint8_t* scales, void* out, int count);
     void (*quantize_blocks[kWideKinds][kFormats])(const ScaledBand& band);
     bool (*dequantize_blocks[kFormats][kWideKinds])(const ScaledCodes& lines, void* out);  // as dequantize_mx, and bf16 holds them

@@ -1,5 +1,6 @@
 // NVFP4 (NVIDIA 2025, arXiv:2509.25149): E2M1 in blocks of 16 with an E4M3 scale each, and one amax for all.
 #include <algorithm>
+#include <cmath>
 
 #include "cast/bands.hpp"
 #include "cast/cast.hpp"
@@ -54,6 +55,27 @@ Fp4Part part_at(const TensorView& src, std::int64_t row, std::int64_t col, int r
     return part;
 }
 
+bool is_odd(std::int64_t bits) {
+    bool odd = false;
+    for (; bits != 0; bits &= bits - 1) odd = !odd;
+    return odd;
+}
+
+/// The transform by a matrix, which is copied: what is written may lie where it does.
+Fp4Transform transform_by(const float* matrix) {
+    Fp4Transform transform{};
+    transform.by_pairs = true;
+    for (std::int64_t j = 0; j < kFp4Block; ++j) {
+        const float first = matrix[j * kFp4Block];
+        for (std::int64_t i = 0; i < kFp4Block; ++i) {
+            const float entry = matrix[j * kFp4Block + i];
+            transform.entries[j][i] = entry;
+            transform.by_pairs = transform.by_pairs && std::fabs(first) == 0.25f && entry == (is_odd(i & j) ? -first : first);
+        }
+    }
+    return transform;
+}
+
 std::uint64_t read_key(const OptionalView& seed) {
     if (!seed) return 0;
     check_dtype(*seed, "seed", seed->dtype == DType::Int64, "int64");
@@ -96,7 +118,8 @@ void quantize_nvfp4(const TensorView& src, Scalar amax, const TensorView& dst, c
     });
 }
 
-float transform_columns(const TensorView& src, const TensorView& transform, const TensorView& dst, const OptionalView& out, int num_threads) {
+float transform_columns(const TensorView& src, const TensorView& transform, const TensorView& dst, const OptionalView& out,
+                        const OptionalView& source_amax, int num_threads) {
     const auto kernel = kernels().transform_columns[table_index(wide_kind(src, "src"))];
     check_threads(num_threads);
     check_whole_blocks(src.rows(), src.cols(), "src");
@@ -104,16 +127,20 @@ float transform_columns(const TensorView& src, const TensorView& transform, cons
     check_dtype(dst, "dst", dst.dtype == DType::BFloat16, "bfloat16");
     check_numel(dst, "dst", src.numel());
     if (out) check_float32(*out, "out", 1);
-    float matrix[kFp4Block * kFp4Block];  // of its own: what is written may lie where the given one does
-    std::copy_n(transform.as<const float>(), kFp4Block * kFp4Block, matrix);
+    if (source_amax) check_float32(*source_amax, "source_amax", 1);
+    const Fp4Transform matrix = transform_by(transform.as<const float>());
     Maximum maximum;
+    Maximum of_source;
     if (src.numel() != 0) {
         each_part(src, num_threads, [&](std::int64_t row, std::int64_t col, int count, int width) {
             const Fp4Part part = part_at(src, row, col, count, width);
-            maximum.raise(kernel(part, matrix, dst.as<std::uint16_t>() + row * src.cols() + col));
+            std::int32_t found = 0;
+            maximum.raise(kernel(part, matrix, dst.as<std::uint16_t>() + row * src.cols() + col, found));
+            of_source.raise(found);
         });
     }
     if (out) *out->as<float>() = maximum.value();
+    if (source_amax) *source_amax->as<float>() = of_source.value();
     return maximum.value();
 }
 

@@ -25,4 +25,16 @@ namespace fusible {
     return (x * x + z) >> 32;
 }
 
+/// The long word of a counter, of 64 bits.
+[[maybe_unused]] static inline std::uint64_t long_random_word(std::uint64_t key, std::uint64_t counter) {
+    const std::uint64_t y = counter * key;
+    const std::uint64_t z = y + key;
+    std::uint64_t x = rotate32(y * y + y);
+    x = rotate32(x * x + z);
+    x = rotate32(x * x + y);
+    const std::uint64_t word = x * x + z;
+    x = rotate32(word);
+    return word ^ ((x * x + y) >> 32);
+}
+
 }  // namespace fusible

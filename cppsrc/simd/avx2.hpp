@@ -47,8 +47,12 @@ inline F32 sqrt(F32 a) { return {_mm256_sqrt_ps(a.v)}; }
 inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }
 
+inline F32 add_up(F32 a, F32 b) {
+    const __m256 sum = _mm256_add_ps(a.v, b.v);
+    const __m256 lost = _mm256_cmp_ps(_mm256_sub_ps(sum, b.v), a.v, _CMP_LT_OQ);
+    return {_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_castps_si256(sum), _mm256_castps_si256(lost)))};
+}
 inline I32 round_to_int(F32 a) { return {_mm256_cvtps_epi32(a.v)}; }
-inline I32 ceil_to_int(F32 a) { return {_mm256_cvtps_epi32(_mm256_ceil_ps(a.v))}; }
 inline F32 from_int(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
 inline F32 select_less(F32 a, F32 b, F32 yes, F32 no) { return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))}; }

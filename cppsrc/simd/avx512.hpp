@@ -38,6 +38,7 @@ inline I32 bits(F32 a) { return {_mm512_castps_si512(a.v)}; }
 inline F32 floats(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
 
 inline F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32 add_up(F32 a, F32 b) { return {_mm512_add_round_ps(a.v, b.v, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}; }
 inline F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
@@ -47,7 +48,6 @@ inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
 
 inline I32 round_to_int(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }
-inline I32 ceil_to_int(F32 a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}; }
 inline F32 from_int(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 inline F32 select_less(F32 a, F32 b, F32 yes, F32 no) {

@@ -54,6 +54,14 @@ inline I32 bits(const F32& a) { return map<I32>(a, [](float x) { return bits_of(
 inline F32 floats(const I32& a) { return map<F32>(a, [](std::int32_t x) { return float_of(x); }); }
 
 inline F32 add(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x + y; }); }
+/// a + b rounded up, for 0 <= a <= b whose sum is normal and finite: what rounding to nearest takes off is a float (Dekker 1971, doi:10.1007/BF01397083).
+inline F32 add_up(const F32& a, const F32& b) {
+    return map2(a, b, [](float x, float y) {
+        const float sum = x + y;
+        return float_of(bits_of(sum) + (sum - y < x ? 1 : 0));
+    });
+}
+
 inline F32 sub(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x - y; }); }
 inline F32 mul(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x * y; }); }
 inline F32 div(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x / y; }); }
@@ -71,14 +79,6 @@ inline I32 round_to_int(const F32& a) {
     return map<I32>(a, [](float x) {
         const float magic = 0x1.8p23f;
         return x == x ? bits_of(x + magic) - bits_of(magic) : static_cast<std::int32_t>(0x80000000u);
-    });
-}
-
-/// The least integer that is not below, for |a| < 2^31; unspecified for others.
-inline I32 ceil_to_int(const F32& a) {
-    return map<I32>(a, [](float x) {
-        const auto whole = static_cast<std::int32_t>(x > -0x1p31f && x < 0x1p31f ? x : 0.0f);  // towards zero
-        return static_cast<float>(whole) < x ? whole + 1 : whole;
     });
 }
 

@@ -133,7 +133,14 @@ def quantize_nvfp4(
         DTypeError, ShapeError, ArgumentError: before anything is written.
     """
 
-def transform_columns(src: TensorLike, transform: TensorLike, dst: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -> float:
+def transform_columns(
+    src: TensorLike,
+    transform: TensorLike,
+    dst: TensorLike,
+    out: TensorLike | None = None,
+    source_amax: TensorLike | None = None,
+    num_threads: int = 0,
+) -> float:
     """``dst = src`` with each block of 16 elements of a column, rounded to bfloat16, times ``transform``, in float32, and rounded so again.
 
     Args:
@@ -141,6 +148,7 @@ def transform_columns(src: TensorLike, transform: TensorLike, dst: TensorLike, o
         transform: float32 ``[16, 16]``.
         dst: bfloat16, of as many elements; it may be ``src``.
         out: float32 ``[1]``, for what is returned.
+        source_amax: float32 ``[1]``, for ``max |src|``.
 
     Returns:
         ``max |dst|``: NaN if there is a NaN, else inf if there is an infinity, 0 when empty.

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from squares import squares
 
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, ShapeError
@@ -15,30 +16,25 @@ from fusible.lazy.evaluation.executor import CACHE
 
 _FLOATS = [lazy.float32, lazy.float16, lazy.bfloat16, lazy.float64]
 _DIGITS = {lazy.float32: 24, lazy.float16: 11, lazy.bfloat16: 8, lazy.float64: 53}
-_MASK = (1 << 64) - 1
 
 
-def _words(seed: int, count: int) -> list[int]:
-    """Squares32 under a SplitMix64 key, in Python's integers."""
-    z = (seed + 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    key = (z ^ (z >> 31)) | 1
-    words = []
-    for counter in range(count):
-        x = y = (counter * key) & _MASK
-        z = (y + key) & _MASK
-        for addend in (y, z, y):
-            x = (x * x + addend) & _MASK
-            x = (x >> 32) | ((x << 32) & _MASK)
-        words.append(((x * x + z) & _MASK) >> 32)
-    return words
+@pytest.mark.parametrize("bits", [32, 64])
+def test_random_words_are_those_of_squares(bits: int) -> None:
+    for seed in (0, 7, 2**63 + 5):
+        counter = lazy.iota((50,), 0, lazy.uint64)
+        got = lazy.random_words(lazy.Tensor(np.array([seed], np.uint64)), counter, bits=bits)
+        assert got.numpy().tolist() == squares(seed, 50, bits)
+
+
+def test_random_words_have_32_bits_or_64() -> None:
+    with pytest.raises(ArgumentError, match="bits of random_words: expected 32 or 64, got 16; pass one of them"):
+        lazy.random_words(lazy.Tensor(np.array([1], np.uint64)), lazy.iota((5,), 0, lazy.uint64), bits=16)
 
 
 @pytest.mark.parametrize("of", _FLOATS, ids=str)
 def test_rand_is_the_leading_digits_of_squares(of: lazy.dtype) -> None:
     got = lazy.rand((3, 5), dtype=of, seed=7).numpy().astype(np.float64).ravel().tolist()
-    words = _words(7, 30)
+    words = squares(7, 30)
     pairs = [(words[2 * i] << 32) | words[2 * i + 1] for i in range(15)]
     wide = [p >> 11 for p in pairs] if of is lazy.float64 else [w >> (32 - _DIGITS[of]) for w in words[:15]]
     assert got == [w * 2.0 ** -_DIGITS[of] for w in wide]
@@ -48,11 +44,11 @@ def test_rand_is_the_leading_digits_of_squares(of: lazy.dtype) -> None:
 def test_randn_is_box_mullers(of: lazy.dtype) -> None:
     got = lazy.randn((64,), 1.5, 0.25, of, seed=-3).numpy().astype(np.float64)
     if of is lazy.float64:
-        words = _words(-3 & _MASK, 256)
+        words = squares(-3, 256)
         first, second = ([((words[4 * i + k] << 32) | words[4 * i + k + 1]) >> 11 for i in range(64)] for k in (0, 2))
         count = 53
     else:
-        words = _words(-3 & _MASK, 128)
+        words = squares(-3, 128)
         first, second, count = words[::2], words[1::2], 32
     u1, u2 = (np.array(n, np.float64) * 2.0**-count for n in ([n + 1 for n in first], second))
     want = 1.5 + 0.25 * np.sqrt(-2 * np.log(u1)) * np.cos(math.tau * u2)

@@ -143,9 +143,10 @@ def quantize_nvfp4() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@_call("dst")
+@_call("dst", "out", "source_amax")
 def transform_columns() -> dict[str, Any]:
-    return {"src": _x(32, 64), "transform": torch.eye(16), "dst": torch.zeros(32, 64, dtype=torch.bfloat16)}
+    dst = torch.zeros(32, 64, dtype=torch.bfloat16)
+    return {"src": _x(32, 64), "transform": torch.eye(16), "dst": dst, "out": torch.zeros(1), "source_amax": torch.zeros(1)}
 
 
 @_call("dst")

@@ -259,21 +259,26 @@ def quantize_nvfp4(m: Maker) -> Call:
 
 @_generator
 def transform_columns(m: Maker) -> Call:
-    """By any matrix; or to the bit by one of which each sum has one term: another order of the elements, some of them with the other sign."""
+    """By any matrix, or Hadamard's with signs; or to the bit by one of which each sum has one term: another order of the elements, some of them with
+    the other sign."""
     rows, cols = 16 * m.rng.randrange(1, 4), 16 * m.rng.randrange(1, 20)
-    src, matrix, exactly = m.x(rows, cols, dtype=m.dtype()), m.x(16, 16), m.rng.random() < 0.5
-    if exactly:
+    src, matrix, kind = m.x(rows, cols, dtype=m.dtype()), m.x(16, 16), m.rng.choice(["any", "Hadamard", "one term"])
+    exactly = kind == "one term"
+    if kind != "any":
         signs = torch.randint(2, (16,), generator=m.torch) * 2.0 - 1
-        matrix = m.guards.place(torch.eye(16)[torch.randperm(16, generator=m.torch)] * signs)
+        places = torch.arange(16)
+        odd = sum((places[:, None] & places) >> bit & 1 for bit in range(4)) % 2
+        hadamard = (0.25 - 0.5 * odd) * signs[:, None]
+        matrix = m.guards.place(torch.eye(16)[torch.randperm(16, generator=m.torch)] * signs if exactly else hadamard)
     product = torch.einsum("gic,ij->gjc", src.bfloat16().double().unflatten(0, (-1, 16)), matrix.double()).reshape(rows, cols)
     if exactly and src.dtype is torch.bfloat16 and m.rng.random() < 0.3:
         dst = src
     else:
         dst = m.room((rows, cols), torch.bfloat16)
-    arguments = {"src": src, "transform": matrix, "dst": dst, "num_threads": m.threads()}
+    arguments = {"src": src, "transform": matrix, "dst": dst, "source_amax": m.room((1,), torch.float32), "num_threads": m.threads()}
+    wanted = {"dst": product, "return": product.abs().amax(), "source_amax": src.float().abs().amax().view(1)}
     if exactly:
-        return Call("transform_columns", arguments, {"dst": product.bfloat16(), "return": product.abs().amax()})
-    wanted = {"dst": product, "return": product.abs().amax()}
+        return Call("transform_columns", arguments, wanted | {"dst": product.bfloat16()})
     return Call("transform_columns", arguments, wanted, dict.fromkeys(wanted, _tolerance(torch.bfloat16, 16)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
+from fusible.errors import ArgumentError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
@@ -78,19 +79,24 @@ class RandomNormal(TraceOp):
 class RandomWords(TraceOp):
     """The word of each counter (the second operand) under its seed (the first), with numpy's broadcasting."""
 
+    bits: int = 32
+
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtypes.dtype]:
         return broadcast_shapes("random_words", *inputs), dtypes.uint64
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         shape, reason = outputs[0].shape, "give every counter its seed"
         key, counter = (flat.broadcast(x, shape, reason) for x in (key_of(inputs[0]), inputs[1]))
-        flat.ReshapeOp([words(key, Expression(counter, "draw random bits")).tensor], list(outputs))
+        flat.ReshapeOp([words(key, Expression(counter, "draw random bits"), self.bits).tensor], list(outputs))
 
 
 @constrained(seed="T1", counter="T1", returns="T1", T1={dtypes.uint64})
-def random_words(seed: TensorLike, counter: TensorLike) -> Tensor:
-    """The random word of each counter under its seed: values below 2**32 (Squares32, Widynski 2020, arXiv:2004.06278)."""
-    return record(RandomWords(), seed, counter)
+def random_words(seed: TensorLike, counter: TensorLike, bits: int = 32) -> Tensor:
+    """The random word of each counter under its seed: values below ``2**bits``, by Squares32 where ``bits`` is 32, by Squares64 where it is 64
+    (Widynski 2020, arXiv:2004.06278). Raises ``ArgumentError`` for another number."""
+    if bits not in (32, 64):
+        raise ArgumentError(expected("32 or 64", of="bits of random_words", got=repr(bits), do="pass one of them"))
+    return record(RandomWords(bits), seed, counter)
 
 
 def _scaled(x: Expression, factor: float, shift: float = 0.0) -> Expression:

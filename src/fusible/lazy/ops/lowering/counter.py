@@ -1,4 +1,4 @@
-"""Counter-based random words: Squares32 (Widynski 2020, arXiv:2004.06278) under a SplitMix64 key (Steele et al. 2014).
+"""Counter-based random words: Squares32 and Squares64 (Widynski 2020, arXiv:2004.06278) under a SplitMix64 key (Steele et al. 2014).
 
 Element ``i`` of a tensor reads words ``i * n``, ..., ``i * n + n - 1`` of its stream, on every engine and in any order of evaluation. All arithmetic
 is on uint64 and wraps around, as the algorithms require.
@@ -29,15 +29,22 @@ def key_of(seed: FlatIRTensor) -> FlatIRTensor:
     return ((z ^ (z >> 31)) | 1).tensor
 
 
-def words(key: FlatIRTensor, counter: Expression) -> Expression:
-    """The word of each counter: uint64 values below 2**32."""
+def words(key: FlatIRTensor, counter: Expression, bits: int = 32) -> Expression:
+    """The word of each counter: uint64 values below ``2**bits``, of 32 or 64 bits."""
     y = counter * key
     z = y + key
     x = y
     for addend in (y, z, y):
-        x = x * x + addend
-        x = (x >> 32) | (x << 32)
-    return (x * x + z) >> 32
+        x = _rotated(x * x + addend)
+    x = x * x + z
+    if bits == 32:
+        return x >> 32
+    last = _rotated(x)
+    return x ^ ((last * last + y) >> 32)
+
+
+def _rotated(x: Expression) -> Expression:
+    return (x >> 32) | (x << 32)
 
 
 def words_per_element(of: dtype) -> int:

@@ -279,13 +279,16 @@ def _decode_mxfp8(x: Any, way: str, scales: Tensor, values: Tensor) -> bool:
 def _encode_nvfp4(x: Tensor, quantizer: Any, buffers: Buffers) -> None:
     matrix = x.view(outer(x.shape), x.shape[-1])
     ways = [way for way in WAYS if f"{way}_data" in buffers]
-    sources, amaxes = dict.fromkeys(ways, matrix), dict[str, float]()
+    sources, amaxes = dict.fromkeys(ways, matrix), [buffers[f"amax_{way}"] for way in ways]
     if quantizer.with_rht and "columnwise" in ways:
-        sources["columnwise"] = torch.empty(matrix.shape, dtype=torch.bfloat16, device=HOST)
-        amaxes["columnwise"] = native.transform_columns(matrix, _of_kernels(quantizer.rht_matrix), sources["columnwise"])
-    plain = native.amax(matrix) if len(amaxes) < len(ways) else 0.0
-    for way in ways:
-        amax = buffers[f"amax_{way}"].fill_(amaxes.get(way, plain))
+        source = sources["columnwise"] = torch.empty(matrix.shape, dtype=torch.bfloat16, device=HOST)
+        of_rows = buffers["amax_rowwise"].view(1) if "rowwise" in ways else None
+        native.transform_columns(matrix, _of_kernels(quantizer.rht_matrix), source, buffers["amax_columnwise"].view(1), of_rows)
+    else:
+        plain = native.amax(matrix)
+        for amax in amaxes:
+            amax.fill_(plain)
+    for amax in amaxes:
         if quantizer.with_amax_reduction:
             torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=process_group(quantizer.amax_reduction_group))
     for way in ways:

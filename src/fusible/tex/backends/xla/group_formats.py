@@ -123,9 +123,11 @@ def _random(matrix: Tensor, quantizer: QuantizerLike, of: Groups, tiles: Tiles) 
         seed = _per_row(lazy.concatenate(seeds[way], 0), tiles)
         row = lazy.cast(lazy.reshape(tiles.position, (-1,)), lazy.uint64)
         if way == "rowwise":
-            return uniform(seed[:, None], row[:, None] * lines.shape[1] + lazy.iota((1, lines.shape[1]), 1, lazy.uint64))
+            fours = lines.shape[1] // 4
+            return uniform(seed[:, None], row[:, None] * fours + lazy.iota((1, fours), 1, lazy.uint64))
         size = lazy.cast(_per_row(of.sizes, tiles), lazy.uint64)
-        return uniform(seed[None, :], lazy.iota((lines.shape[0], 1), 0, lazy.uint64) * size[None, :] + row[None, :])
+        first = lazy.iota((lines.shape[0], 1), 0, lazy.uint64) * size[None, ::4] + row[None, ::4]
+        return uniform(seed[None, ::4], lazy.shift_right_logical(first, 2))
 
     return numbers
 

@@ -92,19 +92,22 @@ def _both(kernel: str, arguments: dict[str, Any], copies: dict[str, tuple[str, R
     return {}, [(way, written[copies[way][0]], written[copies[way][2]]) for way in asked]
 
 
-def _transformed(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The columns of x transformed, and their amax."""
-    results = {"dst": Result(x.shape, lazy.bfloat16), "out": Result((1,), lazy.float32)}
-    written = native.call("transform_columns", {"src": x, "transform": lazy.cast(matrix, lazy.float32), **results})
-    return written["dst"], written["out"]
+def _transformed(x: Tensor, matrix: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The columns of x transformed, and the amax of each copy."""
+    amaxes = {name: Result((1,), lazy.float32) for name in ("out", "source_amax")}
+    given = {"src": x, "transform": lazy.cast(matrix, lazy.float32)}
+    written = native.call("transform_columns", {**given, "dst": Result(x.shape, lazy.bfloat16), **amaxes})
+    return written["dst"], {"rowwise": written["source_amax"], "columnwise": written["out"]}
 
 
 def _encode_nvfp4(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> _Encoded:
     ways = [way for way, wanted in (("rowwise", rowwise), ("columnwise", columnwise)) if wanted]
-    sources, amaxes, copies = {}, {}, []
-    for way in ways:
-        source, amax = _transformed(x, hadamard(quantizer)) if way == "columnwise" and quantizer.with_rht else (x, tensor_amax(x))
-        sources[way], amaxes[way] = source, reduced(amax, quantizer)
+    sources, copies = dict.fromkeys(ways, x), []
+    if columnwise and quantizer.with_rht:
+        sources["columnwise"], found = _transformed(x, hadamard(quantizer))
+    else:
+        found = dict.fromkeys(ways, tensor_amax(x))
+    amaxes = {way: reduced(found[way], quantizer) for way in ways}
     for way, amax in amaxes.items():
         columns = way == "columnwise"
         lines, length = x.shape[::-1] if columns else x.shape

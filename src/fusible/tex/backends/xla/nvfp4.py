@@ -35,8 +35,8 @@ def _amax(x: Tensor, across: int, quantizer: NVFP4QuantizerLike) -> Tensor:
 
 
 def _drawn(way: str, lines: Tensor) -> Tensor:
-    counter = lazy.iota((lines.size,), 0, lazy.uint64)
-    return lazy.reshape(uniform(next_seed(lines, "stochastic rounding"), counter), lines.shape)
+    fours = lazy.iota((lines.size // 4,), 0, lazy.uint64)
+    return lazy.reshape(uniform(next_seed(lines, "stochastic rounding"), fours), lines.shape)
 
 
 def hadamard(quantizer: NVFP4QuantizerLike) -> Tensor:

@@ -27,6 +27,11 @@ def next_seed(like: Tensor, function: str) -> Tensor:
     return Tensor(draw_seeds(1).numpy())
 
 
-def uniform(seed: Tensor, counter: Tensor) -> Tensor:
-    """fp32 numbers in [0, 1): the upper 24 bits of the word of each counter (uint64) under its seed. The torch backend draws the same."""
-    return lazy.cast(lazy.shift_right_logical(words(seed, counter), 8), lazy.float32) * 2.0**-24
+def uniform(seed: Tensor, fours: Tensor) -> Tensor:
+    """fp32 numbers in (0, 1), ``[..., 4 n]``: of four elements for each of ``fours`` ``[..., n]`` (uint64), a fourth of the first one's number, under
+    its seed. The torch backend draws the same."""
+    words = lazy.random_words(lazy.bitcast(seed, lazy.uint64), fours, bits=64)
+    shifts = lazy.reshape(lazy.iota((4,), 0, lazy.uint64) * 16, (1,) * words.ndim + (4,))
+    quarters = lazy.shift_right_logical(lazy.reshape(words, (*words.shape, 1)), shifts) & 0xFFFF
+    numbers = (lazy.cast(quarters, lazy.float32) + 0.5) * 2.0**-16
+    return lazy.reshape(numbers, (*words.shape[:-1], 4 * words.shape[-1]))
