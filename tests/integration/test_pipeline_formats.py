@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -219,10 +220,30 @@ def test_a_factory_decides_tensor_by_tensor(factory: Any, bound: float) -> None:
     assert ("scaling_state.0" in ours.state_dict()) == any(isinstance(factory(QuantizerRole("linear", "input")), c) for c in (DelayedScalingRequest,))
 
 
-def test_a_product_of_a_custom_tensor_and_another_is_refused() -> None:
-    recipe = CustomRecipe(lambda role: _IntQuantizer() if role.tensor_type == "input" else None)
-    with pytest.raises(fusible.errors.DTypeError, match="two operands of custom quantizers"), fusible.autocast(recipe=recipe):
-        linear()(normal(WIDTH, WIDTH))
+_ROLES = "input", "weight", "grad_output"
+
+
+@pytest.mark.parametrize("between", [[], [fusible.GELU()], [fusible.ReLU()]], ids=["nothing", "GELU", "ReLU"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("asked", [roles for count in (1, 2) for roles in itertools.combinations(_ROLES, count)], ids=str)
+def test_a_product_of_a_custom_tensor_and_another_is_refused(asked: tuple[str, ...], bias: bool, between: list[torch.nn.Module]) -> None:
+    """Whichever product has the one and the other, fused with whatever."""
+    recipe = fusible.CustomRecipe(qfactory=lambda role: _IntQuantizer() if role.tensor_type in asked else None)
+    model = fusible.Sequential(fusible.Linear(32, 64, bias=bias), *between, fusible.Linear(64, 32, bias=bias))
+    with pytest.raises(fusible.errors.DTypeError, match="expected two operands of custom quantizers, got .*quantize both by quantizers of your own"):
+        with fusible.autocast(recipe=recipe):
+            model(torch.randn(16, 32, requires_grad=True)).sum().backward()
+
+
+def test_a_weight_is_held_as_a_tensor_alone() -> None:
+    recipe = fusible.CustomRecipe(qfactory=lambda role: _IntQuantizer())
+    said = "a weight that is held as _IntQuantizer quantizes it: expected a QuantizedTensor, got _ShapedInts; "
+    with pytest.raises(fusible.errors.NotServedError, match=said), fusible.quantized_model_init(recipe=recipe):
+        fusible.Linear(32, 64)
+    model = fusible.Sequential(fusible.Linear(32, 64), fusible.Linear(64, 32))
+    with pytest.raises(fusible.errors.NotServedError, match=said):
+        fusible.quantize_parameters(model, recipe=recipe)
+    assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
 
 
 def test_delayed_scaling_of_two_kinds_is_refused() -> None:

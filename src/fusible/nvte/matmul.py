@@ -137,6 +137,7 @@ def transpose_matmul_add(dy: Tensor, x: Tensor, addend: Tensor, alpha: float = 1
 def transpose_matmul_dbias(dy: Tensor, x: Tensor, type: DType, dbias_type: DType) -> tuple[Tensor, Tensor]:
     """``(dy.T @ x, dbias)`` of an unquantized ``dy``, with ``dbias [N]`` the sum of ``dy`` over rows from the same read; it comes in ``type`` and is
     cast."""
+    custom_product(x, False, dy, True, type)  # which refuses it, as dy is not quantized
     block = block_of(x)
     rows = pad(dy.data, block) if block else dy.data
     result = tex.generic_gemm(read(x, True), False, rows, True, None, None, type, rows, dbias_type, False, None, True, None, 0, False, True)

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
 from fusible.nvte import is_quantized_type
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.shares import Share, local_of
 from fusible.quantized import DelayedScalingRequest, GroupedTensor, QuantizedTensor, Quantizer, QuantizerRole, Recipe, quantizer_for_role
 
-__all__ = ["HeldWeight", "WEIGHT", "check_layout", "quantized_together", "quantizer_of_weights", "weights_of_products"]
+__all__ = ["HeldWeight", "WEIGHT", "check_held", "check_layout", "quantized_together", "quantizer_of_weights", "weights_of_products"]
 
 WEIGHT = QuantizerRole("linear", "weight")
 
@@ -64,16 +64,24 @@ def check_layout(module: Any, weight: HeldWeight, of: str) -> None:
         raise ArgumentError(expected("parameters that are whole or laid out by parallelize", of=of, got=got, do=do))
 
 
+def check_held(weight: Any, quantizer: Quantizer) -> None:
+    """Raise ``NotServedError`` for a weight whose class no parameter can have: the bare storage that a user's quantizer gives."""
+    if not isinstance(weight, QuantizedTensor):
+        of, do = f"a weight that is held as {type(quantizer).__name__} quantizes it", "let it give one, or leave the weight in high precision"
+        raise NotServedError(expected("a QuantizedTensor", of=of, got=type(weight).__qualname__, do=do))
+
+
 def quantized_together(parts: Sequence[torch.Tensor], quantizer: Quantizer, group: Any) -> list[QuantizedTensor] | None:
     """The parts of what a product takes as one, quantized as one: by the largest magnitude of all of them, and of those in the processes of
     ``group``, where that is how ``quantizer`` scales; of matrices that are stacked each by itself. None where a part would cut blocks of another.
-    Raises ``ShapeError`` for what the format does not hold."""
+    Raises ``ShapeError`` for what the format does not hold, ``NotServedError`` for a quantizer that gives no tensors."""
     if parts[0].dim() == 3:
         return [GroupedTensor.of_stack(part, quantizer) for part in parts]
     by: Any = quantizer.copy()
     if group is not None and hasattr(by, "with_amax_reduction"):
         by.with_amax_reduction, by.amax_reduction_group = True, group
     whole: Any = by(parts[0] if len(parts) == 1 else torch.cat(list(parts)))
+    check_held(whole, quantizer)
     whole._quantizer = quantizer.copy()
     ends = list(accumulate(len(part) for part in parts))
     made = [whole] if len(parts) == 1 else [whole._rows(end - len(part), end) for end, part in zip(ends, parts, strict=True)]

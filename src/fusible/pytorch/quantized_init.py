@@ -11,6 +11,7 @@ from torch import nn
 
 from fusible.errors import DTypeError, expected
 from fusible.pytorch.engine.weights import without_unread_copy
+from fusible.pytorch.product_weights import check_held
 from fusible.quantized import (
     DelayedScaling,
     DelayedScalingRequest,
@@ -78,7 +79,9 @@ def _delayed(values: torch.Tensor, recipe: DelayedScaling) -> torch.Tensor:
 def _quantized(values: torch.Tensor, quantizer: Any) -> torch.Tensor:
     if isinstance(quantizer, DelayedScalingRequest):
         return _delayed(values, quantizer.recipe())
-    return quantizer(values)  # type: ignore[no-any-return]
+    made: torch.Tensor = quantizer(values)
+    check_held(made, quantizer)
+    return made
 
 
 def _stacked(values: torch.Tensor, quantizer: Any) -> GroupedTensor:
