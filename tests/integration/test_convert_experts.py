@@ -71,6 +71,35 @@ def test_another_number_of_experts_for_a_token_is_computed_by_the_former_class()
     assert not why_left(experts)
 
 
+def other_activation(experts: Any) -> None:
+    experts.act_fn = nn.ReLU()
+
+
+def fewer_experts(experts: Any) -> None:
+    for name in ("gate_up_proj", "down_proj"):
+        setattr(experts, name, nn.Parameter(experts.get_parameter(name).detach()[:3].clone()))
+    experts.num_experts = 3
+
+
+def narrower_experts(experts: Any) -> None:
+    up, down = experts.gate_up_proj.detach(), experts.down_proj.detach()
+    half = down.shape[2] // 2
+    experts.gate_up_proj = nn.Parameter(torch.cat([part[:, :half] for part in up.chunk(2, 1)], 1))
+    experts.down_proj = nn.Parameter(down[..., :half].clone())
+
+
+@pytest.mark.parametrize("change", [other_activation, fewer_experts, narrower_experts])
+def test_experts_that_are_others_later_are_computed_by_the_former_class(change: Any) -> None:
+    plain, experts = experts_of(FAMILY.make()), experts_of(FAMILY.make())
+    before = call(fusible.convert(experts, IN_FP32))
+    change(plain)
+    change(experts)
+    found = call(experts)
+    check_equal(found, call(plain))
+    assert not torch.allclose(found[0], before[0]) or change is fewer_experts  # no token goes to the fourth
+    assert why_left(experts) == ["its activation, or the shape of its weights, is another one than when it was converted"]
+
+
 def test_weights_that_make_no_whole_blocks_are_left_to_the_former_class() -> None:
     experts = experts_of(type(FAMILY)(**{**vars(FAMILY), "options": {**FAMILY.options, "moe_intermediate_size": 24}}).make())
     wanted = call(experts)

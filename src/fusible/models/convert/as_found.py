@@ -1,7 +1,7 @@
 """What a conversion has read of a module: where that has been set anew since, the pipeline that was made of it computes the module no more.
 
 Options are the numbers and words among a module's attributes, as an epsilon, the share that drops out, or how an activation is approximated. The form
-of a linear layer is the shape of its weight, and that of its bias or that it has none. Of what is computed from other parameters, as
+of a layer is the shape of each parameter, or that it has none of the name. Of what is computed from other parameters, as
 ``torch.nn.utils.parametrize`` does, the form stays.
 """
 
@@ -24,9 +24,6 @@ Form = tuple[tuple[str, torch.Size | None], ...]
 """By the names of parameters their shapes; None for one that there is not."""
 
 
-_NAMES = ("weight", "bias")
-
-
 def options_of(module: nn.Module) -> Options:
     """The options of a module, as they are now."""
     return tuple((name, value) for name, value in vars(module).items() if isinstance(value, float | str))
@@ -38,12 +35,12 @@ def has_options(module: nn.Module, options: Options) -> bool:
 
 
 def form_of(layer: nn.Module) -> Form:
-    """The form of a linear layer, as it is now."""
-    return tuple((name, None if parameter is None else parameter.shape) for name, parameter in layer._parameters.items() if name in _NAMES)
+    """The form of a layer, as it is now."""
+    return tuple((name, None if parameter is None else parameter.shape) for name, parameter in layer._parameters.items())
 
 
 def has_form(layer: nn.Module, form: Form) -> bool:
-    """Whether a linear layer has this form still."""
+    """Whether a layer has this form still."""
     for name, shape in form:
         if name in layer._parameters:
             parameter = layer._parameters[name]
@@ -54,7 +51,7 @@ def has_form(layer: nn.Module, form: Form) -> bool:
 
 @dataclass(frozen=True)
 class AsFound:
-    """Of modules that compute together: the options of those that were tried, and the forms of the linear layers."""
+    """Of modules that compute together: the options of those that were tried, and the forms of those whose parameters a pipeline takes."""
 
     options: tuple[tuple[nn.Module, Options], ...]
     forms: tuple[tuple[nn.Module, Form], ...]

@@ -10,6 +10,7 @@ from torch import nn
 
 from fusible import ops
 from fusible.models.convert.activation import FORMULAS, GATED, TITLES
+from fusible.models.convert.as_found import AsFound, are_looked_at
 from fusible.models.convert.linear import BoundParts, why_no_parameters
 from fusible.models.convert.pipelines import ConvertedModule, ConvertedRunner, placeholder, quantizes
 from fusible.models.convert.swapping import Swap
@@ -19,7 +20,6 @@ from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.chain import ChainCall
 from fusible.pytorch.engine.lowered import is_exporting, lowered_call
 from fusible.pytorch.engine.runner import PipelineRunner
-from fusible.pytorch.modules.base import has_hooks
 from fusible.quantized import Recipe
 
 __all__ = ["ConvertedExperts", "experts_swap", "is_like_experts", "why_no_experts"]
@@ -47,6 +47,9 @@ class ConvertedExperts(ConvertedModule):
 
     _top_k: int
     _activation: nn.Module
+    _place: str
+    """Where that was when it was converted."""
+    _as_found: AsFound
     fell_back: str
     """Why the former class computed the latest call, or, before the first one, is going to; empty where the pipeline did."""
 
@@ -70,7 +73,9 @@ class ConvertedExperts(ConvertedModule):
             return f"x was of {x.ndim} dimensions"
         if index.shape[-1] != self._top_k:
             return f"a token had {index.shape[-1]} experts, where the configuration says {self._top_k}"
-        return "its activation has hooks" if has_hooks(self._activation) else ""
+        if self._modules.get(self._place) is not self._activation or not self._as_found.holds():
+            return "its activation, or the shape of its weights, is another one than when it was converted"
+        return "its activation has hooks" if are_looked_at([self._activation]) else ""
 
     def follow(self, recipe: Recipe | None) -> None:
         super().follow(recipe)
@@ -146,5 +151,7 @@ def experts_swap(module: Any, place: str, name: str, recipe: Recipe | None) -> S
         (ops.CombineTokens(), module, ()),
     ]
     attributes = ConvertedExperts.attributes(module, parts, recipe)
-    own = {"_top_k": top_k, "_activation": module._modules[place], "fell_back": why_by_its_class(module, recipe)}
+    activation = module._modules[place]
+    own = {"_top_k": top_k, "_activation": activation, "_place": place, "_as_found": AsFound.of([activation], [module])}
+    own["fell_back"] = why_by_its_class(module, recipe)
     return Swap(module, ConvertedExperts, {**attributes, **own})
