@@ -27,6 +27,16 @@ class Norm(nn.Module):
         return {"": y * self.weight, "1 + weight": y * (1 + self.weight), "epsilon outside": y * self.weight, "exp": y * self.weight.exp()}[self.form]
 
 
+class NoisyNorm(Norm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + (torch.randn_like(x) if self.training else 0)
+
+
+class NoisySwish(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(x) + (torch.randn_like(x) if self.training else 0)
+
+
 class GatedNorm(Norm):
     def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
         return super().forward(x) if gate is None else super().forward(x) * gate
@@ -64,6 +74,7 @@ def test_norms_are_recognised_and_compute_the_same(module: Any, text: str) -> No
         (Norm("epsilon outside"), "computes neither"),
         (Norm("exp"), "computes neither"),
         (GatedNorm(), "takes more than one tensor"),
+        (NoisyNorm(), "otherwise in training"),
         (nn.BatchNorm1d(8), "keeps statistics"),
         (nn.GroupNorm(1, 8), "no layer normalization"),
         (nn.LayerNorm([4, 8]), "other parameters"),
@@ -100,6 +111,7 @@ class NewGELU(nn.Module):
         (NewGELU(), "gelu"),
         (nn.GELU(), "erf_gelu"),
         (nn.ReLU6(), ""),
+        (NoisySwish().eval(), ""),
     ],
 )
 def test_activations_are_recognised_by_their_values(module: nn.Module, name: str) -> None:

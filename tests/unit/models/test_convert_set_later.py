@@ -26,8 +26,8 @@ class Swish(nn.Module):
         super().__init__()
         self.beta = 1.0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.sigmoid(self.beta * x)
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * torch.sigmoid(self.beta * hidden)
 
 
 class Scaled(nn.Module):
@@ -37,8 +37,8 @@ class Scaled(nn.Module):
         super().__init__()
         self.weight, self.variance_epsilon = nn.Parameter(torch.rand(WIDTH) + 0.5), 1e-6
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 class ScaledNorm(Scaled):
@@ -50,12 +50,13 @@ class MLP(nn.Module):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
+        self.halved = False
         self.up, self.act, self.down = nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH, bias=False)
         self.drop, self.dropout = nn.Dropout(0.0), dropout
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.dropout(self.act(self.up(x)), self.dropout, self.training)
-        return self.down(self.drop(y))
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        y = F.dropout(self.act(self.up(hidden)), self.dropout, self.training)
+        return self.down(self.drop(y / 2 if self.halved else y))
 
 
 class Attention(nn.Module):
@@ -176,6 +177,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], None]]] = 
     "no bias of an MLP": (MLP, sets("up", bias=None)),
     "fewer columns of an MLP": (MLP, narrowed(("up", 0), ("down", 1))),
     "an option of an MLP's activation": (MLP, sets("act", approximate="tanh")),
+    "a switch of an MLP": (MLP, sets("", halved=True)),
     "a module of an MLP drops out alone": (MLP, drops("drop")),
     "a function of an MLP drops out in training": (lambda: MLP(0.5), in_training()),
     "a function of an MLP drops out later": (MLP, in_training(sets("", dropout=0.5))),
@@ -262,3 +264,23 @@ def test_a_layer_of_an_mlp_whose_conversion_is_undone_computes_as_before(place: 
     assert torch.equal(model(x), other(x))
     ((seen, y),) = given
     assert torch.equal(y, F.linear(seen, layer.weight, layer.bias))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: nn.LayerNorm(WIDTH), "input"),
+        (ScaledNorm, "hidden"),
+        (Swish, "hidden"),
+        (lambda: nn.Linear(WIDTH, INNER), "input"),
+        (conv1d, "x"),
+        (MLP, "hidden"),
+    ],
+)
+def test_a_layer_is_called_by_the_names_of_its_former_class(make: Any, argument: str) -> None:
+    plain, x = make().eval(), torch.randn(4, WIDTH)
+    model = fusible.convert(copy.deepcopy(plain), PIPELINES, keep_high_precision=())
+    assert type(model) is not type(plain)
+    assert torch.allclose(model(**{argument: x}), plain(x), atol=1e-5)
+    with pytest.raises(TypeError, match="another"):
+        model(another=x)

@@ -63,8 +63,8 @@ def is_like_activation(module: nn.Module) -> bool:
 def find_activation(module: nn.Module) -> str:
     """The name of the activation that a module computes; empty where it is none of ours."""
     x = torch.linspace(-7.0, 7.0, 113, dtype=torch.float32, device="cpu").view(1, 113)
-    y = tried(module, x)
-    return next((name for name, formula in FORMULAS.items() if computes(y, formula(x))), "")
+    y, in_training = tried(module, x), tried(module, x, training=True)
+    return next((name for name, formula in FORMULAS.items() if computes(y, formula(x)) and computes(in_training, formula(x))), "")
 
 
 class _Counting(TorchDispatchMode):

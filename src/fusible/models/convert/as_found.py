@@ -1,6 +1,6 @@
 """What a conversion has read of a module: where that has been set anew since, the pipeline that was made of it computes the module no more.
 
-Options are the numbers and words among a module's attributes, as an epsilon, the share that drops out, or how an activation is approximated. The form
+Options are the numbers, words and switches among a module's attributes, as an epsilon, or the share that drops out, but for private ones. The form
 of a layer is the shape of each parameter, or that it has none of the name. Of what is computed from other parameters, as
 ``torch.nn.utils.parametrize`` does, the form stays.
 """
@@ -20,13 +20,16 @@ from fusible.pytorch.modules.base import has_hooks
 __all__ = ["AsFound", "Form", "Options", "are_looked_at", "form_of", "has_form", "has_options", "options_of"]
 
 Options = tuple[tuple[str, float | str], ...]
+_OF_CALLS = ("training", "gradient_checkpointing")
+"""What says how a module is called, and is no option of what it computes."""
 Form = tuple[tuple[str, torch.Size | None], ...]
 """By the names of parameters their shapes; None for one that there is not."""
 
 
 def options_of(module: nn.Module) -> Options:
     """The options of a module, as they are now."""
-    return tuple((name, value) for name, value in vars(module).items() if isinstance(value, float | str))
+    public = [(name, value) for name, value in vars(module).items() if isinstance(value, int | float | str) and not name.startswith("_")]
+    return tuple((name, value) for name, value in public if name not in _OF_CALLS)
 
 
 def has_options(module: nn.Module, options: Options) -> bool:

@@ -133,9 +133,10 @@ def _is_usual(module: Any, place: str, name: str) -> bool:
     weights: dict[str, Any] = {_UP: nn.Parameter(draw(count, 2 * inner, width)), _DOWN: nn.Parameter(draw(count, width, inner, seed=1))}
     x, probs = draw(rows, width, seed=2), draw(rows, 2, seed=3).abs()
     index = torch.stack([torch.arange(rows, device="cpu") % count, (torch.arange(rows, device="cpu") + 1) % count], 1)
-    y = tried(module, x, weights, {place: module._modules[place]}, (index, probs))
     a, b = torch.einsum("tkih,th->tki", weights[_UP][index], x).chunk(2, -1)
-    return computes(y, torch.einsum("tkhi,tki,tk->th", weights[_DOWN][index], FORMULAS[name](a) * b, probs).detach())
+    wanted = torch.einsum("tkhi,tki,tk->th", weights[_DOWN][index], FORMULAS[name](a) * b, probs).detach()
+    inside = {place: module._modules[place]}
+    return all(computes(tried(module, x, weights, inside, (index, probs), training=training), wanted) for training in (False, True))
 
 
 def experts_swap(module: Any, place: str, name: str, recipe: Recipe | None) -> Swap:

@@ -104,6 +104,8 @@ def _by_trying(module: nn.Module, features: int, biased: bool, eps: float) -> Fo
     parameters: dict[str, torch.Tensor | None] = dict.fromkeys(module._parameters)
     parameters.update({name: nn.Parameter(value) for name, value in (("weight", weight), ("bias", bias)) if module._parameters.get(name) is not None})
     y = tried(module, x, parameters)
+    if y is not None and not computes(tried(module, x, parameters, training=True), y):
+        return FoundNorm(wrong="it computes otherwise in training")
     if biased:
         matches = computes(y, nn.functional.layer_norm(x, (features,), weight, bias, eps))
         return FoundNorm(centered=True, eps=eps) if matches else FoundNorm(wrong="it computes no layer normalization over the last dimension")

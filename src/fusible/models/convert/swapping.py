@@ -5,9 +5,10 @@ So whatever knows it goes on knowing it: the names of a state dict, parameters t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any, ClassVar
 
 from torch import nn
@@ -52,7 +53,26 @@ def class_of(kind: type[Swapped], original: type[Any]) -> type[Any]:
     """The class of modules of class ``original`` that compute by ``kind``. It has the former's name, as lists of names and patterns look for it."""
     own = {"original": original, "kind": kind, "__module__": original.__module__, "__qualname__": f"{kind.prefix}{original.__qualname__}"}
     kept = {name: getattr(original, name) for name in kind.kept if hasattr(original, name)}
+    ours, theirs = _arguments(kind), _arguments(original)
+    if len(ours) == len(theirs) and ours != theirs:
+        kept["forward"] = _renamed(kind, original, dict(zip(theirs, ours, strict=True)))
     return type(f"{kind.prefix}{original.__name__}", (kind, original), {**kept, **own, "__doc__": kind.__doc__})
+
+
+def _arguments(cls: type[Any]) -> list[str]:
+    """The names of the arguments of a class's forward; none where it takes others, too."""
+    parameters = list(inspect.signature(cls.forward).parameters.values())[1:] if hasattr(cls, "forward") else []
+    return [one.name for one in parameters] if all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters) else []
+
+
+def _renamed(kind: type[Any], original: type[Any], names: Mapping[str, str]) -> Any:
+    """The forward of ``kind``, which may be called by the names that the former class has for its arguments."""
+
+    @wraps(original.forward)
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        return kind.forward(self, *args, **{names.get(name, name): value for name, value in named.items()}) if named else kind.forward(self, *args)
+
+    return forward
 
 
 def swap(swaps: Iterable[Swap], more: Iterable[Write] = ()) -> None:
