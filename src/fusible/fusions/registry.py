@@ -90,6 +90,8 @@ def registered(kind: PassKind) -> tuple[Fusion, ...]:
 def register_fusion_inference(function: F, *, when: Condition | None = None) -> F:
     """Register ``(a: A, b: B, ..., x: nvte.Tensor) -> y`` as the inference of ``A, B, ...``; with ``when``, of those ops for which it is true.
 
+    It takes the place of a function that its module defined by that name before: so do those of forward and backward.
+
     Side inputs of the ops are keyword-only parameters, or ``**sides`` where an op is told their names, here and in forward; so are the gradients of
     side outputs in backward.
     """
@@ -128,9 +130,18 @@ def _register(kind: PassKind, function: F, when: Condition | None) -> F:
     check_callable(when, f"when of register_fusion_{kind}", optional=True)
     fusion = Fusion(kind, function, _pattern(kind, function), when)
     with _lock:
-        _fusions[kind].append(fusion)
+        known = next((i for i, former in enumerate(_fusions[kind]) if _defined_again(former.function, function)), len(_fusions[kind]))
+        _fusions[kind][known : known + 1] = [fusion]
         _epoch += 1
     return function
+
+
+def _defined_again(former: Callable[..., Any], function: Callable[..., Any]) -> bool:
+    """Whether the module of ``former`` has defined ``function`` by the same name since, as when a cell of a notebook is run again; functions
+    that other functions make are not known by their names."""
+    name = getattr(function, "__qualname__", "<")
+    named = former.__module__, getattr(former, "__qualname__", "")
+    return former is not function and "<" not in name and named == (function.__module__, name)
 
 
 def _pattern(kind: Literal["forward", "backward", "inference"], function: Callable[..., Any]) -> tuple[frozenset[type[Op]], ...]:

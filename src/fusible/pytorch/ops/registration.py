@@ -59,7 +59,8 @@ class Registration:
 def register_forward_fusion(fn: FusionFunction, *, prepend: bool = False, priority: int = 0) -> Registration:
     """Fuse forward passes by ``fn``. Higher priorities come first; among equals the earlier registered, with ``prepend`` the later.
 
-    Use as a call, or ``with register_forward_fusion(fn): ...`` for the body alone. Raises ``ArgumentError`` for a function that is registered.
+    Use as a call, or ``with register_forward_fusion(fn): ...`` for the body alone. Raises ``ArgumentError`` for a function that is registered; what
+    its module defines by that name anew takes its place.
     """
     return _register("forward", fn, prepend, priority)
 
@@ -105,9 +106,16 @@ def _register(kind: Kind, fn: Callable[..., Any], prepend: bool, priority: int) 
     with _lock:
         if any(entry.function == fn for entry in _entries):
             raise ArgumentError(expected("a new function", of=f"register_{kind}_fusion", got=f"{_name(fn)} again", do="unregister it first"))
+        _entries[:] = [entry for entry in _entries if not (entry.kind == kind and _defined_again(entry.function, fn))]
         _entries.insert(0 if prepend else len(_entries), _Entry(kind, fn, priority))
         _epoch += 1
     return Registration(fn)
+
+
+def _defined_again(former: Any, fn: Any) -> bool:
+    """Whether the module of ``former`` has defined ``fn`` by the same name since, as when a cell of a notebook is run again."""
+    name = getattr(fn, "__qualname__", "<")
+    return "<" not in name and (fn.__module__, name) == (former.__module__, getattr(former, "__qualname__", ""))
 
 
 def _name(fn: Any) -> str:

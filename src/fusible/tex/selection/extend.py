@@ -28,8 +28,8 @@ __all__ = ["declare", "implement", "undeclare"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_DECLARED: set[str] = set()
-"""The functions from outside the package."""
+_DECLARED: dict[str, tuple[str, str]] = {}
+"""The functions from outside the package, each with the module and the name of what declared it."""
 
 
 def _check_function(function: object, of: str) -> str:
@@ -45,7 +45,8 @@ def declare(*asks: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function to tex: the decorated one gives name, signature and documentation; its body is not used.
 
     ``asks`` names the parameters (without defaults) whose kinds decide the choice of a backend. Returns the dispatching function. Raises
-    ``ArgumentError`` where tex has the name already or ``asks`` names no such parameter.
+    ``ArgumentError`` where tex has the name already or ``asks`` names no such parameter. A function that its module defines anew takes the place of
+    the former one, without what implemented that.
     """
 
     for ask in asks:
@@ -55,14 +56,17 @@ def declare(*asks: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_function(function, "what declare decorates")
         name, signature = function.__name__, inspect.signature(function)
-        if hasattr(TEXBackendBase, name):
+        origin = function.__module__, getattr(function, "__qualname__", name)
+        if hasattr(TEXBackendBase, name) and _DECLARED.get(name) != origin:
             raise ArgumentError(expected("a new name", of="a function declared to tex", got=repr(name), do="choose another one"))
         for ask in asks:
             if ask not in signature.parameters or signature.parameters[ask].default is not inspect.Parameter.empty:
                 of = f"the deciding arguments of {name}"
                 raise ArgumentError(expected("parameters without defaults", of=of, got=repr(ask), do="name a parameter"))
 
-        _DECLARED.add(name)
+        if name in _DECLARED:
+            _forget(name)
+        _DECLARED[name] = origin
         declaration = DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(function) or "")
         setattr(TEXBackendBase, name, unserved_method(declaration))
         return dispatcher(declaration)
@@ -75,7 +79,11 @@ def undeclare(function: Callable[..., Any]) -> None:
     name = _check_function(function, "function of undeclare")
     if name not in _DECLARED:
         raise ArgumentError(expected("a function that declare made", of="function of undeclare", got=name, do="pass what declare gave"))
-    _DECLARED.discard(name)
+    _forget(name)
+
+
+def _forget(name: str) -> None:
+    _DECLARED.pop(name)
     DECLARATIONS.pop(name)
     for backend in registry.ordered():
         if name in vars(type(backend)):
