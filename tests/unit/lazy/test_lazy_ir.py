@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import is_dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,46 @@ def test_an_operation_with_an_init_of_its_own_is_refused(base: type) -> None:
     with pytest.raises(ArgumentError, match="the attributes of the operation Scaled: expected fields, got an __init__; annotate them in the class"):
         type("Scaled", (base,), {"__init__": lambda self, factor: setattr(self, "factor", factor)})
     assert (dict(TRACE_OPS), dict(FLAT_OPS)) == before
+
+
+class _Lowered(TraceOp):
+    """Lowers as ``lower`` does."""
+
+    lower: Any
+
+    def to_flat_ir(self, inputs: Any, outputs: Any) -> None:
+        self.lower(list(inputs), list(outputs))
+
+
+class _Built(FlatIROp):
+    build: Any
+
+    def to_mlir(self, mlir: Any, operands: Any) -> Any:
+        return self.build(mlir, *operands)
+
+
+def _ill_built(build: Any) -> Any:
+    return lambda inputs, outputs: _Built(inputs, outputs, build)
+
+
+ILL_MADE = {
+    "gives nothing": (_ill_built(lambda mlir, x: None), "its to_mlir gives NoneType where a value for each of its 1 outputs was recorded"),
+    "gives two": (_ill_built(lambda mlir, x: [x, x]), "its to_mlir gives .*, .* where a value for each of its 1 outputs was recorded"),
+    "gives an empty list": (_ill_built(lambda mlir, x: []), "its to_mlir gives nothing where a value for each of its 1 outputs was recorded"),
+    "gives the operation": (_ill_built(lambda mlir, x: mlir.hlo.TanhOp(x)), "its to_mlir gives TanhOp where a value for each of its 1 outputs"),
+    "lowers to nothing": (lambda inputs, outputs: None, r"to_flat_ir of _Lowered: expected operations that give each output, got none that has t1"),
+    "lowers to what reads nothing": (
+        lambda inputs, outputs: TanhOp([FlatIRTensor((2,), lazy.float32)], outputs),
+        "to_flat_ir of _Lowered: expected operations that give each output, got none that has ",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ILL_MADE)
+def test_an_operation_that_is_made_wrongly_says_so(how: str) -> None:
+    lower, said = ILL_MADE[how]
+    with pytest.raises(CompileError, match=said):
+        record(_Lowered(lower), lazy.ones((2,))).eval()
 
 
 def test_constants_and_equal_operations_are_computed_once() -> None:

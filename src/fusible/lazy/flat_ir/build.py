@@ -58,6 +58,9 @@ def _add_function(
                 except refusals as error:
                     raise op_refusal(op, error) from error
             results = made if isinstance(made, list | tuple) else (made,)
+            if len(results) != len(op.outputs) or not all([isinstance(value, ir.Value) for value in results]):
+                given = ", ".join(type(value).__name__ for value in results)
+                raise op_refusal(op, f"its to_mlir gives {given or 'nothing'} where a value for each of its {len(op.outputs)} outputs was recorded")
             for out, value in zip(op.outputs, results, strict=True):
                 if value.type != mlir.type(out) and (is_static(out.shape) or not _agrees(value.type, mlir.type(out))):
                     raise op_refusal(op, f"its result is {value.type} where {out} was recorded")

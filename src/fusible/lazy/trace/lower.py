@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from fusible.errors import CompileError, expected
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir import FlatIR, FlatIROp, FlatIRTensor
 from fusible.lazy.flat_ir.dynamic import make_dynamic
@@ -59,7 +60,9 @@ def _inline(op: TraceOp, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]
         if id(tensor) in boundary:
             continue
         producer = tensor.producer
-        assert producer is not None, f"{type(op).__name__}.to_flat_ir left a tensor without a producer"
+        if producer is None:
+            of, got, do = f"to_flat_ir of {type(op).__name__}", f"none that has {tensor}", "construct one with it among its outputs"
+            raise CompileError(expected("operations that give each output", of=of, got=got, do=do))
         if id(producer) in done:
             continue
         if not ready:
