@@ -64,6 +64,30 @@ def test_a_function_of_ones_own_raises_like_the_others() -> None:
         tex.undeclare(twice)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_call_that_is_under_way_when_its_backend_goes_is_handed_over(replaced: bool) -> None:
+    """As where another thread takes the backend back, or puts another class in its place."""
+
+    class Going(tex.TEXBackendBase):
+        NAME, PRIORITY = "going", 300
+
+        def gelu(self, input, quantizer):
+            if replaced:
+                tex.register_backend(type("Other", (tex.TEXBackendBase,), {"NAME": "going", "PRIORITY": 1}), replace=True)
+            else:
+                registry.unregister_backend("going")
+            return tex.hand_over(self, "gelu", input, quantizer)
+
+    wanted = tex.gelu(X, None)
+    tex.register_backend(Going)
+    try:
+        assert torch.equal(tex.gelu(X, None), wanted)
+    finally:
+        if replaced:
+            registry.unregister_backend("going")
+    assert torch.equal(tex.gelu(X, None), wanted)
+
+
 def test_the_backends_of_the_package_may_be_registered() -> None:
     for backend in registry.ordered():
         assert isinstance(admitted(type(backend)), type(backend))

@@ -245,15 +245,16 @@ class Registry:
         return self.find(decision.backend)
 
     def decide(self, request: Request, after: TEXBackendBase | None = None) -> Decision:
-        """Choose, and say why not the others; among those that come ``after`` a backend, where one is given."""
+        """Choose, and say why not the others; among those that come ``after`` a backend, where one is given that is still registered."""
         failed = tuple(self.failed_plugins().items())
         policy = self.policy
         with self._lock:
             self.check(policy)
             chosen: str | None = None
             others: list[tuple[str, str]] = []
-            passed = after is None
-            for backend, excluded in self._candidates(policy, request.function):
+            candidates = list(self._candidates(policy, request.function))
+            passed = all(backend is not after for backend, _ in candidates)
+            for backend, excluded in candidates:
                 reason = excluded or self.reason_unavailable(backend) or refusal(backend, request)
                 if not passed:
                     passed = backend is after
