@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torchs
 
+from fusible.pytorch.engine.lowered import own_parameter
 from fusible.pytorch.modules.base import has_hooks
 
 __all__ = ["AsFound", "Form", "Options", "are_looked_at", "form_of", "has_form", "has_options", "options_of"]
@@ -47,6 +48,8 @@ def has_form(layer: nn.Module, form: Form) -> bool:
     for name, shape in form:
         if name in layer._parameters:
             parameter = layer._parameters[name]
+            if parameter is None and shape is not None:
+                parameter = own_parameter(layer, name)
             if (None if parameter is None else parameter.shape) != shape:
                 return False
     return True
