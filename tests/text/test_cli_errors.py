@@ -64,6 +64,7 @@ def test_help_names_every_option_and_file(capsys, monkeypatch) -> None:
     options = "recipe executor steps layers hidden heads seq-len batch lr decay-steps seed text out resume save-every".split()
     files = ["metrics.json", "loss.png", "pipeline.txt", "model.safetensors", "state.safetensors", "state.json", "DIR/<recipe>/"]
     assert [word for word in [*(f"--{option} " for option in options), *files] if word not in said] == []
+    assert "default: (" not in said and "default: )" not in said
 
 
 def test_version(capsys) -> None:

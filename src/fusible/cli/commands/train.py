@@ -99,12 +99,12 @@ def _of_models(parser: argparse.ArgumentParser) -> None:
 
     def option(name: str, metavar: str, kind: type, text: str, shown: object = None, **more: Any) -> None:
         value = getattr(default, name, None) if shown is None else shown
-        note = f" (default: {value})" if value is not None else ""
+        note = f" (default: {value})" if value not in (None, "") else ""
         group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=kind, help=text + note, default=argparse.SUPPRESS, **more)
 
     option("model", "DIR", str, "a directory with weights, or a config.json, whose model begins at random")
-    option("data", "FILE", str, "files, or patterns such as 'texts/*.txt'; of records text, messages, or prompt and completion", nargs="+")
-    option("eval_data", "FILE", str, "what to evaluate on (default: a share of --data)", "", nargs="+")
+    option("data", "FILE", str, "files, or patterns such as 'texts/*.txt'; of records text, messages, or prompt and completion", "", nargs="+")
+    option("eval_data", "FILE", str, "what to evaluate on", "a share of --data", nargs="+")
     option("eval_share", "X", float, "the share of the tokens that is held out")
     option("eval_every", "N", int, "also evaluate after every N steps", "at the end")
     option("tokenizer", "DIR", str, "the directory of the tokenizer", "the model's")
