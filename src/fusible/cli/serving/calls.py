@@ -53,6 +53,8 @@ def chat_call(fields: dict[str, Any], defaults: Sampling) -> Call:
     max_tokens = body.integer("max_completion_tokens", older, least=1)
     top = body.integer("top_logprobs", 0, least=0, most=_MOST_LOGPROBS)
     logprobs = top if body.switch("logprobs") else None
+    if top and logprobs is None:
+        raise invalid("logprobs true with it", of="top_logprobs", got=top, do="ask for logprobs, or leave it out")
     body.same("tools", [])
     body.same("tool_choice", "none", "auto")
     body.same("response_format", {"type": "text"})
