@@ -35,7 +35,10 @@ constexpr int kMxBlock = 32;
 /// The exponents of values that a product in bf16 computes as one in float does: no product of two is subnormal, none is infinite.
 constexpr int kPlainExponent = 60;
 
-/// A band of kMxBlock rows of a matrix, `cols` (whole blocks) wide. Null outputs are not written.
+/// The most columns that are cast at once: rows of floats as long as a page, of which a second pass finds a block's in the cache.
+constexpr int kMxBandCols = 1024;
+
+/// A band of kMxBlock rows of a matrix, `cols` <= kMxBandCols (whole blocks) wide. Null outputs are not written.
 struct MxBand {
     const void* source;
     std::ptrdiff_t stride;  // of the source and of both codes

@@ -30,7 +30,7 @@ void quantize_mxfp8(const TensorView& src, DType fp8_dtype, const OptionalView& 
     if (src.numel() == 0) return;
     const auto width = static_cast<std::int64_t>(size_of(src.dtype));
     const int threads = threads_for(num_threads, static_cast<std::size_t>(src.numel() * width));
-    each_band(kMxBlock, rows, cols, threads, [&](std::int64_t row, std::int64_t col, int, int count) {
+    each_band<kMxBandCols>(kMxBlock, rows, cols, threads, [&](std::int64_t row, std::int64_t col, int, int count) {
         const std::int64_t at = row * cols + col;
         MxBand band{};
         band.source = src.as<const std::uint8_t>() + at * width;

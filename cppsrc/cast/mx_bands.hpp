@@ -1,4 +1,4 @@
-// Blocks of 32 elements with an exponent each, along rows and along columns, from one read of a band of 32 rows; and back.
+// Blocks of 32 elements with an exponent each, along rows and along columns, by two passes over a band of 32 rows; and back.
 #pragma once
 
 #include "cast/exponents.hpp"
@@ -11,10 +11,9 @@ namespace {
 using namespace simd::FUSIBLE_LEVEL;
 
 constexpr int kStepVectors = kStep / kLanes;
-constexpr int kStepBlocks = kStep / kMxBlock;
-constexpr int kBlockVectors = kMxBlock / kLanes;
-constexpr int kBlockHalves = kMxBlock / (2 * kLanes);
-static_assert(kStep % kMxBlock == 0, "a step has whole blocks");
+constexpr int kMxBandBlocks = kMxBandCols / kMxBlock;
+static_assert(kStep % kMxBlock == 0 && kMxBlock % (2 * kLanes) == 0, "a step has whole blocks, and a block whole vectors");
+static_assert(kMxBandBlocks % kLanes == 0 && kMxBandCols % kStep == 0, "a band has whole vectors of blocks, and whole steps");
 
 /// The factor of E8M0's definition: 1 over the largest number of the format, as torch rounds it.
 template <class F>
@@ -36,98 +35,82 @@ inline std::uint8_t encode_nan(float x) {
     return encode_one<F>(x != x ? x : float_of(kQuietNan));
 }
 
-/// A step of a band: its values, and the largest magnitudes of its blocks along rows and along columns, as bits. Columns that it lacks are zeros.
-template <class V>
-struct MxStep {
-    alignas(64) V values[kMxBlock][kStep];
-    alignas(64) std::int32_t of_rows[kStepBlocks][kMxBlock];
-    alignas(64) std::int32_t of_columns[kStep];
+/// The largest magnitudes, as bits, of a band's blocks along rows and along columns.
+struct MxMaxima {
+    alignas(64) std::int32_t of_rows[kMxBlock][kMxBandBlocks];
+    alignas(64) std::int32_t of_columns[kMxBandCols];
+    alignas(64) std::uint16_t halves_of_columns[kMxBandCols];  // of bf16, as it lies, while it is read
 };
 
-/// Asks for what the next step reads of a row, and for the lines that it writes.
 template <class S>
-inline void prefetch_next(const MxBand& band, const S* source, int r, int c) {
-    prefetch_step(source + kStep);
-    if (band.codes != nullptr) __builtin_prefetch(band.codes + r * band.stride + c + kStep, 1, 2);
-    if (band.column_codes != nullptr) __builtin_prefetch(band.column_codes + r * band.stride + c + kStep, 1, 2);
+inline const S* row_of(const MxBand& band, int r) {
+    return static_cast<const S*>(band.source) + r * band.stride;
 }
 
-/// What the values of a step are held as.
-template <class S>
-struct HeldAs {
-    using Type = float;
-};
-template <>
-struct HeldAs<bf16> {
-    using Type = bf16;
-};
-
-/// Reads `width` <= kStep columns of a band from column c on; returns the largest magnitude.
-template <class S>
-inline std::int32_t read_step(const MxBand& band, int c, int width, MxStep<float>& step) {
-    I32 columns[kStepVectors];
-    for (int v = 0; v < kStepVectors; ++v) columns[v] = splat(0);
-    for (int first = 0; first < kMxBlock; first += kLanes) {
-        I32 rows[kStepBlocks][kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-            const int r = first + i;
-            const S* source = static_cast<const S*>(band.source) + r * band.stride + c;
-            prefetch_next(band, source, r, c);
-            for (int b = 0; b < kStepBlocks; ++b) {
-                rows[b][i] = splat(0);
-                for (int v = b * kBlockVectors; v < (b + 1) * kBlockVectors; ++v) {
-                    const F32 x = v * kLanes < width ? load(source + v * kLanes) : splat(0.0f);
-                    const I32 magnitude = magnitude_of(x);
-                    store(step.values[r] + v * kLanes, x);
-                    rows[b][i] = max(rows[b][i], magnitude);
-                    columns[v] = max(columns[v], magnitude);
-                }
-            }
-        }
-        for (int b = 0; b < kStepBlocks; ++b) store_words(step.of_rows[b] + first, largest_of_each(rows[b]));
-    }
+/// The largest magnitudes of a block of a row, by lanes; those of its columns are raised where they are asked for.
+template <bool kColumns, class S>
+inline I32 read_block(const S* source, std::int32_t* columns) {
     I32 largest = splat(0);
-    for (int v = 0; v < kStepVectors; ++v) {
-        store_words(step.of_columns + v * kLanes, columns[v]);
-        largest = max(largest, columns[v]);
+    for (int i = 0; i < kMxBlock; i += kLanes) {
+        const I32 magnitude = magnitude_of(load(source + i));
+        largest = max(largest, magnitude);
+        if constexpr (kColumns) store_words(columns + i, max(load_words(columns + i), magnitude));
     }
-    return max_lane(largest);
+    return largest;
 }
 
-template <class S>
-inline std::int32_t read_step(const MxBand& band, int c, int width, MxStep<bf16>& step) {
-    U16 columns[kStepHalves];
-    for (int v = 0; v < kStepHalves; ++v) columns[v] = splat(std::uint16_t{0});
-    for (int first = 0; first < kMxBlock; first += kLanes) {
-        I32 rows[kStepBlocks][kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-            const int r = first + i;
-            const bf16* source = static_cast<const bf16*>(band.source) + r * band.stride + c;
-            prefetch_next(band, source, r, c);
-            for (int b = 0; b < kStepBlocks; ++b) {
-                U16 row = splat(std::uint16_t{0});
-                for (int v = b * kBlockHalves; v < (b + 1) * kBlockHalves; ++v) {
-                    const U16 x = v * 2 * kLanes < width ? load_halves(source + v * 2 * kLanes) : splat(std::uint16_t{0});
-                    const U16 magnitude = both(x, splat(std::uint16_t{0x7fff}));
-                    store_halves(step.values[r] + v * 2 * kLanes, x);
-                    row = max(row, magnitude);
-                    columns[v] = max(columns[v], magnitude);
-                }
-                rows[b][i] = larger_of_pairs(row);
-            }
-        }
-        for (int b = 0; b < kStepBlocks; ++b) store_words(step.of_rows[b] + first, largest_of_each(rows[b]));
+template <bool kColumns>
+inline I32 read_block(const bf16* source, std::uint16_t* columns) {
+    U16 largest = splat(std::uint16_t{0});
+    for (int i = 0; i < kMxBlock; i += 2 * kLanes) {
+        const U16 magnitude = both(load_halves(source + i), splat(std::uint16_t{0x7fff}));
+        largest = max(largest, magnitude);
+        if constexpr (kColumns) store_halves(columns + i, max(load_halves(columns + i), magnitude));
     }
-    return store_magnitudes(columns, step.of_columns);
+    return larger_of_pairs(largest);
+}
+
+/// The first pass over a band, row by row, for which a CPU fetches ahead by itself; the second finds it in the cache.
+template <bool kColumns, class S>
+[[gnu::flatten]] inline void read_band(const MxBand& band, MxMaxima& maxima) {
+    const int blocks = band.cols / kMxBlock;
+    auto* const columns = [&] {
+        if constexpr (kIsBf16<S>)
+            return maxima.halves_of_columns;
+        else
+            return maxima.of_columns;
+    }();
+    if constexpr (kColumns) std::memset(columns, 0, sizeof *columns * kMxBandCols);
+    for (int r = 0; r < kMxBlock; ++r) {
+        const S* const source = row_of<S>(band, r);
+        for (int first = 0; first < blocks; first += kLanes) {
+            I32 largest[kLanes];
+            for (int b = 0; b < kLanes; ++b) {
+                const int c = (first + b) * kMxBlock;
+                largest[b] = first + b < blocks ? read_block<kColumns>(source + c, columns + c) : splat(0);
+            }
+            store_words(maxima.of_rows[r] + first, largest_of_each(largest));
+        }
+    }
+    if constexpr (kColumns && kIsBf16<S>)
+        for (int i = 0; i < kMxBandCols; ++i) maxima.of_columns[i] = std::int32_t{columns[i]} << 16;
+}
+
+/// The largest of all magnitudes.
+inline std::int32_t largest_of(const MxMaxima& maxima, int blocks) {
+    std::int32_t largest = 0;
+    for (const auto& of_row : maxima.of_rows)
+        for (int b = 0; b < blocks; ++b) largest = of_row[b] > largest ? of_row[b] : largest;
+    return largest;
 }
 
 /// The largest magnitude of a square in the place of those of its lines.
-template <class V>
-inline void spread_over_squares(MxStep<V>& step) {
-    for (int b = 0; b < kStepBlocks; ++b) {
+inline void spread_over_squares(MxMaxima& maxima, int blocks) {
+    for (int b = 0; b < blocks; ++b) {
         std::int32_t largest = 0;
-        for (const std::int32_t magnitude : step.of_rows[b]) largest = magnitude > largest ? magnitude : largest;
-        for (int i = 0; i < kMxBlock; ++i) step.of_rows[b][i] = step.of_columns[b * kMxBlock + i] = largest;
+        for (const auto& of_row : maxima.of_rows) largest = of_row[b] > largest ? of_row[b] : largest;
+        for (auto& of_row : maxima.of_rows) of_row[b] = largest;
+        for (int i = 0; i < kMxBlock; ++i) maxima.of_columns[b * kMxBlock + i] = largest;
     }
 }
 
@@ -137,88 +120,86 @@ inline I32 exponents_of(const std::int32_t* magnitudes) {
     return exponent_above(bits(mul(floats(load_words(magnitudes)), splat(inverse_largest<F>()))));
 }
 
-/// By what the elements of a step are multiplied, also as they are cast in halves.
-struct MxFactors {
-    alignas(64) float of_rows[kStepBlocks][kMxBlock] = {};
-    F32 of_columns[kStepVectors];
-    HalfScales<kMxBlock> halves_of_rows[kStepBlocks] = {};
-    HalfScales<kStep> halves_of_columns;
-};
-
 /// The exponent, as floats have it, of the factor that goes with a block's exponent.
 inline I32 exponent_before(I32 code) { return add(exclusive_or(code, splat(0xff)), splat(-1)); }
 
-/// Writes the exponents of a step's blocks along rows, and finds the factors of their elements.
-template <class F, class V>
-inline void scale_rows(const MxBand& band, int c, int width, const MxStep<V>& step, MxFactors& factors) {
-    alignas(64) std::int32_t exponents[kMxBlock];
-    for (int b = 0; b * kMxBlock < width; ++b) {
-        for (int r = 0; r < kMxBlock; r += kLanes) {
-            const I32 of_rows = exponents_of<F>(step.of_rows[b] + r);
-            store_words(exponents + r, of_rows);
-            store(factors.of_rows[b] + r, factor_before(of_rows));
-            if constexpr (kIsBf16<V>) set_scales<F>(factors.halves_of_rows[b], r, exponent_before(of_rows));
-        }
-        std::uint8_t* const out = band.exponents + c / kMxBlock + b;
-        for (int r = 0; r < kMxBlock; ++r) out[r * band.exponents_stride] = static_cast<std::uint8_t>(exponents[r]);
+/// By what the elements of `kCount` lines are multiplied, also as they are cast in halves.
+template <int kCount>
+struct MxFactors {
+    alignas(64) float of_lines[kCount];
+    HalfScales<kCount> halves;
+};
+
+/// Writes the exponents of the first `count` of the lines, and finds the factors of their elements.
+template <class F, bool kHalves, int kCount>
+inline void scale_lines(const std::int32_t (&magnitudes)[kCount], int count, std::uint8_t* exponents, MxFactors<kCount>& factors) {
+    alignas(64) std::int32_t codes[kCount];
+    for (int i = 0; i < count; i += kLanes) {
+        const I32 of_lines = exponents_of<F>(magnitudes + i);
+        store_words(codes + i, of_lines);
+        store(factors.of_lines + i, factor_before(of_lines));
+        if constexpr (kHalves) set_scales<F>(factors.halves, i, exponent_before(of_lines));
     }
+    for (int i = 0; i < count; ++i) exponents[i] = static_cast<std::uint8_t>(codes[i]);
 }
 
-/// Writes the exponents of a step's columns, and finds the factors of their elements.
-template <class F, class V>
-inline void scale_columns(const MxBand& band, int c, int width, const MxStep<V>& step, MxFactors& factors) {
-    I32 exponents[kStepVectors];
-    for (int v = 0; v < kStepVectors; ++v) {
-        exponents[v] = exponents_of<F>(step.of_columns + v * kLanes);
-        factors.of_columns[v] = factor_before(exponents[v]);
-        if constexpr (kIsBf16<V>) set_scales<F>(factors.halves_of_columns, v * kLanes, exponent_before(exponents[v]));
-    }
-    store_step(band.column_exponents + c, exponents, width);
-}
+/// The factors of a band: of the blocks in one of its rows, and of its columns.
+struct MxBandFactors {
+    MxFactors<kMxBandBlocks> row;
+    MxFactors<kMxBandCols> columns;
+};
 
-/// Row r of a step.
-template <class F, bool kRows, bool kColumns, class V>
-[[gnu::flatten]] inline void encode_row(const MxBand& band, int r, int c, int width, const MxStep<V>& step, const MxFactors& factors) {
+/// `width` <= kStep elements of a row, from column c on.
+template <class F, bool kRows, bool kColumns, class S>
+[[gnu::flatten]] inline void encode_step(const MxBand& band, int r, int c, int width, const MxBandFactors& factors) {
+    const S* const source = row_of<S>(band, r) + c;
     F32 x[kStepVectors];
     F32 of_rows[kStepVectors];
     I32 unused[kStepVectors] = {};
     for (int v = 0; v < kStepVectors; ++v) {
-        x[v] = load(step.values[r] + v * kLanes);
-        of_rows[v] = splat(factors.of_rows[v / kBlockVectors][r]);
+        x[v] = v * kLanes < width ? load(source + v * kLanes) : splat(0.0f);
+        of_rows[v] = splat(kRows ? factors.row.of_lines[(c + v * kLanes) / kMxBlock] : 1.0f);
     }
     Bytes codes = encode<F>(x, of_rows, unused);
     if constexpr (kRows) store_step(band.codes + r * band.stride + c, codes, width);
     if constexpr (kColumns) {
-        if (!kRows || !band.tiled) codes = encode<F>(x, factors.of_columns, unused);  // the codes of a square are the same in both copies
+        if (!kRows || !band.tiled) {  // the codes of a square are the same in both copies
+            F32 of_columns[kStepVectors];
+            for (int v = 0; v < kStepVectors; ++v) of_columns[v] = load(factors.columns.of_lines + c + v * kLanes);
+            codes = encode<F>(x, of_columns, unused);
+        }
         store_step(band.column_codes + r * band.stride + c, codes, width);
     }
 }
 
 /// Apart from the loop that rarely comes here, which it would take registers from.
-template <class F, bool kRows, bool kColumns>
-[[gnu::noinline]] void encode_again(const MxBand& band, int r, int c, int width, const MxStep<bf16>& step, const MxFactors& factors) {
-    encode_row<F, kRows, kColumns>(band, r, c, width, step, factors);
+template <class F, bool kRows, bool kColumns, class S>
+[[gnu::noinline]] void encode_again(const MxBand& band, int r, int c, int width, const MxBandFactors& factors) {
+    encode_step<F, kRows, kColumns, S>(band, r, c, width, factors);
 }
 
-/// Row r of a step of bf16; returns whether it is to be encoded again as floats.
+/// The same of bf16 as it lies; returns whether it is to be encoded again as floats.
 template <class F, bool kRows, bool kColumns>
-inline bool encode_row_halves(const MxBand& band, int r, int c, int width, const MxStep<bf16>& step, const MxFactors& factors) {
+inline bool encode_step_halves(const MxBand& band, int r, int c, int width, const MxBandFactors& factors) {
+    const bf16* const source = row_of<bf16>(band, r) + c;
     U16 missed = splat(std::uint16_t{0});
     Halves x[kStepHalves];
     U16 codes[kStepHalves];
-    for (int v = 0; v < kStepHalves; ++v) x[v] = Halves::of<F>(load_halves(step.values[r] + v * 2 * kLanes));
+    for (int v = 0; v < kStepHalves; ++v)
+        x[v] = Halves::of<F>(v * 2 * kLanes < width ? load_halves(source + v * 2 * kLanes) : splat(std::uint16_t{0}));
     if constexpr (kRows) {
+        const auto& scales = factors.row.halves;
         for (int v = 0; v < kStepHalves; ++v) {
-            const auto& scales = factors.halves_of_rows[v / kBlockHalves];
-            codes[v] = x[v].template codes<F>(splat(scales.offset[r]), splat(scales.limit[r]), missed);
+            const int b = (c + v * 2 * kLanes) / kMxBlock;
+            codes[v] = x[v].template codes<F>(splat(scales.offset[b]), splat(scales.limit[b]), missed);
         }
         store_step(band.codes + r * band.stride + c, codes, width);
     }
     if constexpr (kColumns) {
         if (!kRows || !band.tiled) {
+            const auto& scales = factors.columns.halves;
             for (int v = 0; v < kStepHalves; ++v) {
-                const int i = v * 2 * kLanes;
-                const auto& scales = factors.halves_of_columns;
+                const int i = c + v * 2 * kLanes;
                 codes[v] = x[v].template codes<F>(load_halves(scales.offset + i), load_halves(scales.limit + i), missed);
             }
         }
@@ -227,58 +208,71 @@ inline bool encode_row_halves(const MxBand& band, int r, int c, int width, const
     return any(missed);
 }
 
-template <class F, bool kRows, bool kColumns, class V>
-inline void encode_step(const MxBand& band, int c, int width, const MxStep<V>& step, Trials& trials) {
-    MxFactors factors;
-    if constexpr (kRows) scale_rows<F>(band, c, width, step, factors);
-    if constexpr (kColumns) scale_columns<F>(band, c, width, step, factors);
-    if constexpr (kIsBf16<V>) {
+template <class F, bool kRows, bool kColumns, class S>
+inline void encode_row(const MxBand& band, int r, const MxBandFactors& factors, Trials& trials) {
+    const auto each_step = [&](const auto& encode) {
+        for (int c = 0; c < band.cols; c += kStep) encode(c, band.cols - c < kStep ? band.cols - c : kStep);
+    };
+    if constexpr (kIsBf16<S>) {
         if (trials.is_due()) {
+            int steps = 0;
             int missed = 0;
-            for (int r = 0; r < kMxBlock; ++r) {
-                if (!encode_row_halves<F, kRows, kColumns>(band, r, c, width, step, factors)) continue;
-                encode_again<F, kRows, kColumns>(band, r, c, width, step, factors);
+            each_step([&](int c, int width) {
+                ++steps;
+                if (!encode_step_halves<F, kRows, kColumns>(band, r, c, width, factors)) return;
+                encode_again<F, kRows, kColumns, S>(band, r, c, width, factors);
                 ++missed;
-            }
-            return trials.note(missed, kMxBlock);
+            });
+            return trials.note(missed, steps);
         }
     }
-    for (int r = 0; r < kMxBlock; ++r) encode_row<F, kRows, kColumns>(band, r, c, width, step, factors);
+    each_step([&](int c, int width) { encode_step<F, kRows, kColumns, S>(band, r, c, width, factors); });
 }
 
 /// Again, for the blocks that have a NaN.
-template <class F, class V>
-inline void encode_nans(const MxBand& band, int c, int width, const MxStep<V>& step) {
+template <class F, class S>
+inline void encode_nans(const MxBand& band, const MxMaxima& maxima) {
     for (int r = 0; r < kMxBlock; ++r) {
-        for (int i = 0; i < width; ++i) {
-            if (band.codes != nullptr && step.of_rows[i / kMxBlock][r] > kInfinityBits) {
-                band.exponents[r * band.exponents_stride + (c + i) / kMxBlock] = static_cast<std::uint8_t>(kNanExponent);
-                band.codes[r * band.stride + c + i] = encode_nan<F>(to_float(step.values[r][i]));
+        for (int c = 0; c < band.cols; ++c) {
+            const float x = to_float(row_of<S>(band, r)[c]);
+            if (band.codes != nullptr && maxima.of_rows[r][c / kMxBlock] > kInfinityBits) {
+                band.exponents[r * band.exponents_stride + c / kMxBlock] = static_cast<std::uint8_t>(kNanExponent);
+                band.codes[r * band.stride + c] = encode_nan<F>(x);
             }
-            if (band.column_codes != nullptr && step.of_columns[i] > kInfinityBits) {
-                band.column_exponents[c + i] = static_cast<std::uint8_t>(kNanExponent);
-                band.column_codes[r * band.stride + c + i] = encode_nan<F>(to_float(step.values[r][i]));
+            if (band.column_codes != nullptr && maxima.of_columns[c] > kInfinityBits) {
+                band.column_exponents[c] = static_cast<std::uint8_t>(kNanExponent);
+                band.column_codes[r * band.stride + c] = encode_nan<F>(x);
             }
         }
     }
+}
+
+template <class S, class F, bool kRows, bool kColumns>
+void quantize_band(const MxBand& given) {
+    const MxBand band = given;  // bytes that are written might be its own, as far as a compiler knows
+    const int blocks = band.cols / kMxBlock;
+    MxMaxima maxima;
+    MxBandFactors factors{};  // those of columns that the last step lacks are read along with the rest
+    Trials trials;
+    read_band<kColumns, S>(band, maxima);
+    const bool any_nan = largest_of(maxima, blocks) > kInfinityBits;
+    if (band.tiled) spread_over_squares(maxima, blocks);
+    if constexpr (kColumns) scale_lines<F, kIsBf16<S>>(maxima.of_columns, band.cols, band.column_exponents, factors.columns);
+    for (int r = 0; r < kMxBlock; ++r) {
+        if constexpr (kRows) scale_lines<F, kIsBf16<S>>(maxima.of_rows[r], blocks, band.exponents + r * band.exponents_stride, factors.row);
+        encode_row<F, kRows, kColumns, S>(band, r, factors, trials);
+    }
+    if (any_nan) encode_nans<F, S>(band, maxima);
 }
 
 template <class S, class F>
 void quantize_mx(const MxBand& band) {
-    MxStep<typename HeldAs<S>::Type> step;
-    Trials trials;
-    for (int c = 0; c < band.cols; c += kStep) {
-        const int width = band.cols - c < kStep ? band.cols - c : kStep;
-        const std::int32_t largest = read_step<S>(band, c, width, step);
-        if (band.tiled) spread_over_squares(step);
-        if (band.column_codes == nullptr)
-            encode_step<F, true, false>(band, c, width, step, trials);
-        else if (band.codes == nullptr)
-            encode_step<F, false, true>(band, c, width, step, trials);
-        else
-            encode_step<F, true, true>(band, c, width, step, trials);
-        if (largest > kInfinityBits) encode_nans<F>(band, c, width, step);
-    }
+    if (band.column_codes == nullptr)
+        quantize_band<S, F, true, false>(band);
+    else if (band.codes == nullptr)
+        quantize_band<S, F, false, true>(band);
+    else
+        quantize_band<S, F, true, true>(band);
 }
 
 /// The magnitudes of values that are not zero: products of two that lie within 2^-kPlainExponent .. 2^kPlainExponent are normal floats.

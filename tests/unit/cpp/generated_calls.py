@@ -175,7 +175,8 @@ def _mx(blocks: Tensor, fp8: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @_generator
 def quantize_mxfp8(m: Maker) -> Call:
-    rows, cols, fp8, ways = 32 * m.rng.randrange(4), 32 * m.rng.randrange(5), m.rng.choice(FP8), m.rng.choice((1, 2, 3))
+    blocks = m.rng.choice((m.rng.randrange(5), m.rng.randrange(70)))  # more than are cast at once, too
+    rows, cols, fp8, ways = 32 * m.rng.randrange(4), 32 * blocks, m.rng.choice(FP8), m.rng.choice((1, 2, 3))
     src = m.x(rows, cols, dtype=m.dtype())
     arguments: dict[str, Any] = {"src": src, "fp8_dtype": fp8, "num_threads": m.threads(), "tiled": m.rng.random() < 0.3}
     values, wanted = src.float(), {}
