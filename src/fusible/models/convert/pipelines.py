@@ -145,6 +145,3 @@ class ConvertedModule(Swapped, BaseModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         vars(self)["_own"] = autocast(self._recipe is not None, self._recipe)
-        from fusible.models.convert.scaled_products import register_anew  # noqa: PLC0415 - it stands on this file
-
-        register_anew()

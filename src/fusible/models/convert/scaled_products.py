@@ -18,6 +18,7 @@ from torch import nn
 from fusible import ops
 from fusible.models.convert.joining import Stand
 from fusible.models.convert.pipelines import ConvertedModule, ConvertedRunner
+from fusible.models.convert.swapping import when_read
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.batch import Batch
 from fusible.pytorch.engine.bound import BoundOp
@@ -117,6 +118,7 @@ def register() -> None:
     masks.AttentionMaskInterface.register(NAME, masks.sdpa_mask)
 
 
+@when_read
 def register_anew() -> None:
     """The same in a process that has unpickled a model, or a part of one: where that is one of transformers, its classes have been loaded."""
     if not _known and "transformers.modeling_utils" in sys.modules:

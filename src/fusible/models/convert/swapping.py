@@ -6,7 +6,7 @@ So whatever knows it goes on knowing it: the names of a state dict, parameters t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial, wraps
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from torch import nn
 from fusible.errors import ArgumentError, expected
 from fusible.tex.calls.transaction import Write, run
 
-__all__ = ["Swap", "Swapped", "restore", "swap"]
+__all__ = ["Swap", "Swapped", "restore", "swap", "when_read"]
 
 _FORMER = "_fusible_former"
 
@@ -104,5 +104,16 @@ def restore(modules: Iterable[nn.Module], more: Iterable[Write] = ()) -> int:
     return len(swapped)
 
 
+def when_read(function: Callable[[], None]) -> Callable[[], None]:
+    """Call ``function`` where a swapped module is read from a pickle, by a process that may have converted nothing."""
+    _when_read.append(function)
+    return function
+
+
+_when_read: list[Callable[[], None]] = []
+
+
 def _blank(kind: type[Swapped], original: type[Any]) -> Any:
+    for function in _when_read:
+        function()
     return object.__new__(class_of(kind, original))
