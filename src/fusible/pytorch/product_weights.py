@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import is_quantized_type
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.shares import Share, local_of
+from fusible.pytorch.quantized_init import check_held
 from fusible.quantized import DelayedScalingRequest, GroupedTensor, QuantizedTensor, Quantizer, QuantizerRole, Recipe, quantizer_for_role
 
-__all__ = ["HeldWeight", "WEIGHT", "check_held", "check_layout", "quantized_together", "quantizer_of_weights", "weights_of_products"]
+__all__ = ["HeldWeight", "WEIGHT", "check_layout", "quantized_together", "quantizer_of_weights", "weights_of_products"]
 
 WEIGHT = QuantizerRole("linear", "weight")
 
@@ -62,13 +63,6 @@ def check_layout(module: Any, weight: HeldWeight, of: str) -> None:
     if name is not None and weight.own not in module.shares:
         got, do = f"a {type(module).__name__} whose {name} is a DTensor of another's making", "lay the model out by parallelize, or call it before"
         raise ArgumentError(expected("parameters that are whole or laid out by parallelize", of=of, got=got, do=do))
-
-
-def check_held(weight: Any, quantizer: Quantizer) -> None:
-    """Raise ``NotServedError`` for a weight whose class no parameter can have: the bare storage that a user's quantizer gives."""
-    if not isinstance(weight, QuantizedTensor):
-        of, do = f"a weight that is held as {type(quantizer).__name__} quantizes it", "let it give one, or leave the weight in high precision"
-        raise NotServedError(expected("a QuantizedTensor", of=of, got=type(weight).__qualname__, do=do))
 
 
 def quantized_together(parts: Sequence[torch.Tensor], quantizer: Quantizer, group: Any) -> list[QuantizedTensor] | None:

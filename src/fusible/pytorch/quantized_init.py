@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusible.errors import DTypeError, expected
+from fusible.errors import DTypeError, NotServedError, expected
 from fusible.pytorch.engine.weights import without_unread_copy
-from fusible.pytorch.product_weights import check_held
 from fusible.quantized import (
     DelayedScaling,
     DelayedScalingRequest,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
     GroupedTensor,
+    QuantizedTensor,
+    Quantizer,
     Recipe,
     quantizer_for_role,
 )
@@ -25,7 +26,7 @@ from fusible.quantized import QuantizerRole as Role
 from fusible.quantized.first_scale import FirstScale
 from fusible.tex.calls.constructors import check_constructor
 
-__all__ = ["as_parameter", "current_model_init", "leave_model_inits", "quantized_model_init"]
+__all__ = ["as_parameter", "check_held", "current_model_init", "leave_model_inits", "quantized_model_init"]
 
 _local = threading.local()
 _WEIGHT = Role("linear", "weight")
@@ -74,6 +75,13 @@ def _delayed(values: torch.Tensor, recipe: DelayedScaling) -> torch.Tensor:
     made = quantizer(values)
     first.fitted = False
     return made  # type: ignore[no-any-return]
+
+
+def check_held(weight: Any, quantizer: Quantizer) -> None:
+    """Raise ``NotServedError`` for a weight whose class no parameter can have: the bare storage that a user's quantizer gives."""
+    if not isinstance(weight, QuantizedTensor):
+        of, do = f"a weight that is held as {type(quantizer).__name__} quantizes it", "let it give one, or leave the weight in high precision"
+        raise NotServedError(expected("a QuantizedTensor", of=of, got=type(weight).__qualname__, do=do))
 
 
 def _quantized(values: torch.Tensor, quantizer: Any) -> torch.Tensor:
