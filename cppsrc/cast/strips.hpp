@@ -23,14 +23,26 @@ inline void prefetch_step(const S* source) {
 #endif
 }
 
-/// Quantizes `rows` rows of `cols` columns (a multiple of kTile) into `codes` and, with WithSums, adds each column into sums[cols].
-template <class S, class F, bool WithSums>
-[[gnu::flatten]] inline std::int32_t encode_strip(const S* source, std::ptrdiff_t stride, int rows, int cols, std::uint8_t* codes, float scale,
+/// Asks for the line of the transposed copy that the row's number has, which is written once all rows are encoded.
+inline void prefetch_transposed(const StripArguments& strip, int r) {
+#if defined(__GNUC__)
+    if (strip.transposed != nullptr && r < strip.cols) __builtin_prefetch(strip.transposed + r * strip.transposed_stride, 1, 2);
+#endif
+}
+
+/// Quantizes `rows` rows of `cols` columns (a multiple of kTile) into `codes`, and where these are whole into the strip's own; with WithSums, adds each
+/// column into sums[cols].
+template <class S, class F, bool WithSums, bool kWhole>
+[[gnu::flatten]] inline std::int32_t encode_strip(const StripArguments& given, const S* source, std::ptrdiff_t stride, int cols, std::uint8_t* codes,
                                                   float* sums) {
+    const StripArguments strip = given;
+    const int rows = strip.rows;
+    const float scale = strip.scale;
     const F32 factor = splat(scale);
     const F32 factors[4] = {factor, factor, factor, factor};
     I32 amax[4] = {splat(0), splat(0), splat(0), splat(0)};
     for (int r = 0; r < rows; ++r) {
+        prefetch_transposed(strip, r);
         for (int c = 0; c < cols; c += kStep) {
             prefetch_step(source + r * stride + c + kStripCols);
             F32 x[4];
@@ -38,7 +50,9 @@ template <class S, class F, bool WithSums>
                 x[v] = load(source + r * stride + c + v * kLanes);
                 if constexpr (WithSums) store(sums + c + v * kLanes, add(load(sums + c + v * kLanes), x[v]));
             }
-            store_bytes(codes + r * kStripCols + c, encode<F>(x, factors, amax));
+            const Bytes encoded = encode<F>(x, factors, amax);
+            store_bytes(codes + r * kStripCols + c, encoded);
+            if (kWhole && strip.codes != nullptr) store_bytes(strip.codes + r * strip.codes_stride + c, encoded);
         }
     }
     return max_lane(max(max(amax[0], amax[1]), max(amax[2], amax[3])));
@@ -54,12 +68,13 @@ std::int32_t encode_strip_slowly(const S* source, std::ptrdiff_t stride, int row
     return amax;
 }
 
-template <class S, class F>
-std::int32_t encode_padded(const S* source, std::ptrdiff_t stride, int rows, int cols, std::uint8_t* codes, float scale, float* sums) {
-    std::int32_t amax = sums != nullptr ? encode_strip<S, F, true>(source, stride, rows, cols, codes, scale, sums)
-                                        : encode_strip<S, F, false>(source, stride, rows, cols, codes, scale, nullptr);
-    if (amax > kInfinityBits || !is_plain(scale)) amax = encode_strip_slowly<S, F>(source, stride, rows, cols, codes, scale);
-    return amax;
+/// `sums`: null, or of `cols` columns. What is not finite is encoded again, slowly, into `codes` alone; returns whether it was in `again`.
+template <class S, class F, bool kWhole>
+std::int32_t encode_padded(const StripArguments& strip, const S* source, std::ptrdiff_t stride, int cols, std::uint8_t* codes, float* sums, bool& again) {
+    const std::int32_t amax = sums != nullptr ? encode_strip<S, F, true, kWhole>(strip, source, stride, cols, codes, sums)
+                                              : encode_strip<S, F, false, kWhole>(strip, source, stride, cols, codes, nullptr);
+    again = amax > kInfinityBits || !is_plain(strip.scale);
+    return again ? encode_strip_slowly<S, F>(source, stride, strip.rows, cols, codes, strip.scale) : amax;
 }
 
 /// A strip whose width is no multiple of kTile, padded with zeros to one that is: they change neither the amax nor a sum.
@@ -74,9 +89,10 @@ std::int32_t encode_ragged(const StripArguments& strip, std::uint8_t* codes) {
         std::memcpy(static_cast<void*>(row), source, sizeof(S) * static_cast<std::size_t>(strip.cols));
         std::memset(static_cast<void*>(row + strip.cols), 0, sizeof(S) * static_cast<std::size_t>(cols - strip.cols));
     }
-    if (strip.column_sums == nullptr) return encode_padded<S, F>(padded, kStripCols, strip.rows, cols, codes, strip.scale, nullptr);
+    bool again = false;
+    if (strip.column_sums == nullptr) return encode_padded<S, F, false>(strip, padded, kStripCols, cols, codes, nullptr, again);
     std::memcpy(sums, strip.column_sums, sizeof(float) * static_cast<std::size_t>(strip.cols));
-    const std::int32_t amax = encode_padded<S, F>(padded, kStripCols, strip.rows, cols, codes, strip.scale, sums);
+    const std::int32_t amax = encode_padded<S, F, false>(strip, padded, kStripCols, cols, codes, sums, again);
     std::memcpy(strip.column_sums, sums, sizeof(float) * static_cast<std::size_t>(strip.cols));
     return amax;
 }
@@ -108,11 +124,12 @@ std::int32_t quantize_strip(const StripArguments& strip) {
     Codes codes;
     // Rows that the strip lacks are transposed along with the rest, and not copied out.
     if (strip.rows < kTile) std::memset(codes.at, 0, sizeof codes.at);
+    bool to_copy = true;
     const std::int32_t amax = strip.cols % kTile != 0
                                   ? encode_ragged<S, F>(strip, codes.at)
-                                  : encode_padded<S, F>(static_cast<const S*>(strip.source), strip.source_stride, strip.rows, strip.cols, codes.at,
-                                                        strip.scale, strip.column_sums);
-    if (strip.codes != nullptr) copy_rows(codes.at, kStripCols, strip.codes, strip.codes_stride, strip.rows, strip.cols);
+                                  : encode_padded<S, F, true>(strip, static_cast<const S*>(strip.source), strip.source_stride, strip.cols, codes.at,
+                                                              strip.column_sums, to_copy);
+    if (to_copy && strip.codes != nullptr) copy_rows(codes.at, kStripCols, strip.codes, strip.codes_stride, strip.rows, strip.cols);
     if (strip.transposed != nullptr) write_transposed(strip, codes.at);
     return amax;
 }
