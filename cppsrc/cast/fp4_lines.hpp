@@ -275,9 +275,13 @@ void quantize_columns(const Fp4Part& given) {
     // Rows that the part lacks are turned along with the rest, and not copied out.
     if (part.rows < kFp4PartRows) std::memset(columns.codes, 0, sizeof columns.codes);
     std::memset(columns.scales, 0, sizeof columns.scales);
+    const Ahead lines{part.codes, part.codes_stride, part.cols, 1};
+    int asked = 0;
     for (int row = 0; row < part.rows; row += kFp4Block) {
-        for (int col = 0; col < part.cols; col += kStep)
+        for (int col = 0; col < part.cols; col += kStep) {
+            for (int i = 0; i < kStep * kFp4Block / kFp4PartRows; ++i) lines.ask(asked++);
             encode_columns<S, kAtRandom>(part, row, col, part.cols - col < kStep ? part.cols - col : kStep, columns);
+        }
     }
     turn(columns.codes, part.rows / 2, part.cols, part.codes, part.codes_stride);
     turn(columns.scales, part.rows / kFp4Block, part.cols, part.scales, part.scales_stride);

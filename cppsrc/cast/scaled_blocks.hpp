@@ -37,10 +37,11 @@ constexpr int kSquareHalves = kSquareVectors / 2;
 
 /// Finds the amaxes of `rows` rows of kScaledBlock elements, and of their columns; returns the largest.
 template <class S>
-inline std::int32_t find_amaxes(const S* source, std::ptrdiff_t stride, int rows, Lines& of_rows, Lines& of_columns) {
+inline std::int32_t find_amaxes(const S* source, std::ptrdiff_t stride, int rows, const Ahead& ahead, Lines& of_rows, Lines& of_columns) {
     I32 columns[kSquareVectors];
     for (int v = 0; v < kSquareVectors; ++v) columns[v] = splat(0);
     for (int r = 0; r < rows; ++r) {
+        ahead.ask(r);
         I32 row = splat(0);
         for (int v = 0; v < kSquareVectors; ++v) {
             const I32 magnitude = magnitude_of(load(source + r * stride + v * kLanes));
@@ -57,10 +58,11 @@ inline std::int32_t find_amaxes(const S* source, std::ptrdiff_t stride, int rows
     return max_lane(largest);
 }
 
-inline std::int32_t find_amaxes(const bf16* source, std::ptrdiff_t stride, int rows, Lines& of_rows, Lines& of_columns) {
+inline std::int32_t find_amaxes(const bf16* source, std::ptrdiff_t stride, int rows, const Ahead& ahead, Lines& of_rows, Lines& of_columns) {
     U16 columns[kSquareHalves];
     for (int v = 0; v < kSquareHalves; ++v) columns[v] = splat(std::uint16_t{0});
     for (int r = 0; r < rows; ++r) {
+        ahead.ask(r);
         U16 row = splat(std::uint16_t{0});
         for (int v = 0; v < kSquareHalves; ++v) {
             const U16 magnitude = both(load_halves(source + r * stride + v * 2 * kLanes), splat(std::uint16_t{0x7fff}));
@@ -216,7 +218,8 @@ template <class S, class F>
 inline void quantize_square(const ScaledBand& band, int c, int cols, const S* source, std::ptrdiff_t stride, const SquareCodes& out, Trials& trials) {
     Lines of_rows;
     Lines of_columns;
-    const std::int32_t amax = find_amaxes(source, stride, band.rows, of_rows, of_columns);
+    const Ahead transposed{out.columns == nullptr ? nullptr : band.column_codes + c * band.column_stride, band.column_stride, cols, band.rows};
+    const std::int32_t amax = find_amaxes(source, stride, band.rows, transposed, of_rows, of_columns);
     if (band.tiled)
         for (int i = 0; i < kScaledBlock; ++i) of_rows.amax[i] = of_columns.amax[i] = amax;
     const int b = c / kScaledBlock;

@@ -23,12 +23,21 @@ inline void prefetch_step(const S* source) {
 #endif
 }
 
-/// Asks for the line of the transposed copy that the row's number has, which is written once all rows are encoded.
-inline void prefetch_transposed(const StripArguments& strip, int r) {
+/// Lines far apart of which `bytes` each are written at once, later: they are asked for one by one while what they are to hold is made.
+struct Ahead {
+    std::uint8_t* first;  // null: none
+    std::ptrdiff_t stride;
+    int count;
+    int bytes;
+
+    void ask(int line) const {
 #if defined(__GNUC__)
-    if (strip.transposed != nullptr && r < strip.cols) __builtin_prefetch(strip.transposed + r * strip.transposed_stride, 1, 2);
+        constexpr int kCacheLine = 64;
+        if (first == nullptr || line >= count) return;
+        for (int i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(first + line * stride + i, 1, 2);
 #endif
-}
+    }
+};
 
 /// Quantizes `rows` rows of `cols` columns (a multiple of kTile) into `codes`, and where these are whole into the strip's own; with WithSums, adds each
 /// column into sums[cols].
@@ -38,11 +47,12 @@ template <class S, class F, bool WithSums, bool kWhole>
     const StripArguments strip = given;
     const int rows = strip.rows;
     const float scale = strip.scale;
+    const Ahead transposed{strip.transposed, strip.transposed_stride, strip.cols, 1};
     const F32 factor = splat(scale);
     const F32 factors[4] = {factor, factor, factor, factor};
     I32 amax[4] = {splat(0), splat(0), splat(0), splat(0)};
     for (int r = 0; r < rows; ++r) {
-        prefetch_transposed(strip, r);
+        transposed.ask(r);
         for (int c = 0; c < cols; c += kStep) {
             prefetch_step(source + r * stride + c + kStripCols);
             F32 x[4];
