@@ -94,7 +94,7 @@ def test_a_refusal_names_the_argument(call: str) -> None:
     assert tried
 
 
-MADE = {"column_sums", "dbeta", "dgamma", "dk", "dq", "dst_transposed", "dv", "dx", "extra_gradient", "largest"}
+MADE = {"column_sums", "dbeta", "dgamma", "dk", "dq", "dst_transposed", "dv", "dx", "extra_gradient", "largest", "source_amax"}
 """Tensors that the cpu backend makes for the kernels: no argument of a caller."""
 
 

@@ -51,6 +51,8 @@ class Nvfp4:
     """``(quantizer)``: its matrix."""
     transformed: Function
     """``(x, matrix)``: the groups of 16 in the lines ``x`` times a matrix, in fp32."""
+    some_at_a_time: Function
+    """``(function, lines)``: ``function(lines)``, bf16 and of the same shape; perhaps for some of the lines at a time, as it holds many values."""
 
     def codec(self) -> BlockCodec:
         return BlockCodec(self._encode, self._values, self.transform)
@@ -83,22 +85,22 @@ class Nvfp4:
 
     def column_source(self, x: Array, quantizer: NVFP4QuantizerLike) -> Any:
         """``x`` transposed; where the quantizer asks for it, rounded to bfloat16 and transformed in groups of 16, in fp32, and rounded again."""
-        xp, lines = self.arrays, self.arrays.transpose(x)
+        lines = self.arrays.transpose(x)
         if not quantizer.with_rht:
             return lines
-        bf16 = xp.dtype(DType.kBFloat16)
-        return xp.cast(self._by_pairs(xp.cast(xp.cast(lines, bf16), xp.float32), self.hadamard(quantizer)), bf16)
+        return self.some_at_a_time(lambda some: self._by_pairs(some, self.hadamard(quantizer)), lines)
 
     def _by_pairs(self, lines: Array, matrix: Array) -> Any:
-        """The groups of 16 in fp32 ``lines`` times a Hadamard matrix whose rows have signs: sums and differences of elements whose places differ in
-        the lowest bit, of these in the next, and so on (Fino and Algazi 1976, doi:10.1109/TC.1976.1674569). No zero has a sign."""
-        xp = self.arrays
-        groups = xp.reshape(lines, (-1, 16)) * xp.cast(matrix[:, 0], xp.float32)
+        """The groups of 16 in ``lines``, rounded to bfloat16, times a Hadamard matrix whose rows have signs, rounded so again: in fp32 sums and
+        differences of elements whose places differ in the lowest bit, of these in the next, and so on (Fino and Algazi 1976,
+        doi:10.1109/TC.1976.1674569). No zero has a sign."""
+        xp, bf16 = self.arrays, self.arrays.dtype(DType.kBFloat16)
+        groups = xp.reshape(xp.cast(xp.cast(lines, bf16), xp.float32), (-1, 16)) * xp.cast(matrix[:, 0], xp.float32)
         groups = xp.filled(groups, groups == 0.0, 0.0)
         for distance in (1, 2, 4, 8):
             pairs = xp.reshape(groups, (-1, 2, distance))
             groups = xp.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1)
-        return xp.reshape(groups, lines.shape)
+        return xp.cast(xp.reshape(groups, lines.shape), bf16)
 
     def e4m3(self, x: Array) -> Any:
         """The bytes of numbers >= 0, which saturate; NaN stays. Perhaps in the memory of ``x``."""

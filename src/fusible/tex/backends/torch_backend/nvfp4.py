@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -35,6 +35,13 @@ def _amax(x: Tensor, across: int, quantizer: NVFP4QuantizerLike) -> Tensor:
 
 def _transformed(x: Tensor, matrix: Tensor) -> Tensor:
     return torch.mm(x.float().contiguous().view(-1, 16), matrix.to(x.device, torch.float32)).view(x.shape)
+
+
+def _some_at_a_time(function: Callable[[Tensor], Tensor], lines: Tensor) -> Tensor:
+    found = torch.empty(lines.shape, dtype=torch.bfloat16, device=lines.device)
+    for part in _parts(lines) if lines.numel() else ():
+        found[part] = function(lines[part])
+    return found
 
 
 def _cast(way: str, x: Tensor, amax: Tensor, quantizer: NVFP4QuantizerLike, random: None) -> tuple[Tensor, Tensor]:
@@ -122,5 +129,6 @@ _NVFP4 = Nvfp4(
     over=_over,
     hadamard=lambda quantizer: quantizer.rht_matrix,
     transformed=_transformed,
+    some_at_a_time=_some_at_a_time,
 )
 NVFP4_CODEC = _NVFP4.codec()

@@ -136,5 +136,6 @@ _NVFP4 = Nvfp4(
     over=_over,
     hadamard=hadamard,
     transformed=_transformed,
+    some_at_a_time=lambda function, lines: function(lines),
 )
 NVFP4_CODEC, column_source = _NVFP4.codec(), _NVFP4.column_source
