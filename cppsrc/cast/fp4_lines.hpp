@@ -279,7 +279,7 @@ void quantize_columns(const Fp4Part& given) {
     int asked = 0;
     for (int row = 0; row < part.rows; row += kFp4Block) {
         for (int col = 0; col < part.cols; col += kStep) {
-            for (int i = 0; i < kStep * kFp4Block / kFp4PartRows; ++i) lines.ask(asked++);
+            for (int i = 0; i < kStep * kFp4Block / kFp4PartRows; ++i) lines.ask(asked++);  // of a whole part all of them
             encode_columns<S, kAtRandom>(part, row, col, part.cols - col < kStep ? part.cols - col : kStep, columns);
         }
     }

@@ -15,25 +15,25 @@ namespace fusible {
 
 [[maybe_unused]] static inline std::uint64_t rotate32(std::uint64_t x) { return (x >> 32) | (x << 32); }
 
-/// The word of a counter, in [0, 2^32).
-[[maybe_unused]] static inline std::uint64_t random_word(std::uint64_t key, std::uint64_t counter) {
-    const std::uint64_t y = counter * key;
-    const std::uint64_t z = y + key;
+/// What four rounds leave of y, the product of a counter and a key, and of z, that and the key.
+[[maybe_unused]] static inline std::uint64_t four_rounds(std::uint64_t y, std::uint64_t z) {
     std::uint64_t x = rotate32(y * y + y);
     x = rotate32(x * x + z);
     x = rotate32(x * x + y);
-    return (x * x + z) >> 32;
+    return x * x + z;
+}
+
+/// The word of a counter, in [0, 2^32).
+[[maybe_unused]] static inline std::uint64_t random_word(std::uint64_t key, std::uint64_t counter) {
+    const std::uint64_t y = counter * key;
+    return four_rounds(y, y + key) >> 32;
 }
 
 /// The long word of a counter, of 64 bits.
 [[maybe_unused]] static inline std::uint64_t long_random_word(std::uint64_t key, std::uint64_t counter) {
     const std::uint64_t y = counter * key;
-    const std::uint64_t z = y + key;
-    std::uint64_t x = rotate32(y * y + y);
-    x = rotate32(x * x + z);
-    x = rotate32(x * x + y);
-    const std::uint64_t word = x * x + z;
-    x = rotate32(word);
+    const std::uint64_t word = four_rounds(y, y + key);
+    const std::uint64_t x = rotate32(word);
     return word ^ ((x * x + y) >> 32);
 }
 
