@@ -221,10 +221,18 @@ def test_dropout_between_is_drawn_in_training() -> None:
 
 
 def test_a_block_that_computes_otherwise_later_is_refused() -> None:
-    model, x = converted(Inline), torch.randn(2, 8, WIDTH)
-    model.blocks[0].between = lambda y: y * 2.0
+    changes: list[Any] = []
+
+    class Changed(Inline):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+            x = x + self.mixer(x, mask)[0]
+            y = self.act(self.fc1(self.norm(x)))
+            return x + self.fc2(changes[0](y) if changes else y)
+
+    model, x = converted(Changed), torch.randn(2, 8, WIDTH)
+    changes.append(lambda y: y * 2.0)  # where no module shows it
     with pytest.raises(
-        ShapeError, match=r"^the input of a layer of Inline: expected the output of the layer before, got another; undo the conversion"
+        ShapeError, match=r"^the input of a layer of Changed: expected the output of the layer before, got another; undo the conversion"
     ):
         model(x)
 

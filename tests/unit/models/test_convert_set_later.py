@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.nn.utils import parametrize
 
 import fusible
 from fusible.models.convert import scaling_states
+from fusible.models.convert.as_found import Options, has_options
 
 WIDTH, INNER = 32, 64
 PIPELINES = fusible.HighPrecision("float32")
@@ -192,6 +195,82 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], None]]] = 
 }
 
 
+KINDS: dict[str, tuple[Any, Any]] = {
+    "a number": (1.0, 2.0),
+    "a whole number": (1, 2),
+    "a number that is none": (math.nan, 1.0),
+    "a word": ("one", "two"),
+    "a switch": (False, True),
+    "None": (None, 2.0),
+    "a pair": ((1, 2), (1, 3)),
+    "a tensor later": (1.0, torch.ones(3)),
+    "a function": (torch.neg, torch.abs),
+    "a dtype": (torch.float32, torch.float64),
+}
+"""Options as they are found, and as they are set later."""
+
+
+class Optioned(nn.Module):
+    """Gives twice of what it is to where its option is set anew. Its class has another one."""
+
+    of_class = 1.0
+
+    def __init__(self, option: Any) -> None:
+        super().__init__()
+        self.option = option
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        of_class = getattr(self, "of_class", 0.0)
+        as_found = any(type(self.option) is type(found) and (self.option == found or found != found) for found, _ in KINDS.values())
+        return x if as_found and of_class == 1.0 else 2 * x
+
+
+class OptionedActivation(Optioned):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(F.gelu(x))
+
+
+class OptionedNorm(Optioned):
+    def __init__(self, option: Any) -> None:
+        super().__init__(option)
+        self.weight, self.eps = nn.Parameter(torch.ones(WIDTH)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(F.rms_norm(x, (WIDTH,), self.weight, self.eps))
+
+
+class OptionedMLP(Optioned):
+    def __init__(self, option: Any) -> None:
+        super().__init__(option)
+        self.up, self.act, self.down = nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.scaled(self.act(self.up(x))))
+
+
+class OptionedBlock(Optioned):
+    def __init__(self, option: Any) -> None:
+        super().__init__(option)
+        self.norm, self.fc1, self.act, self.fc2 = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.fc2(self.scaled(self.act(self.fc1(self.norm(x)))))
+
+
+class Around(nn.Module):
+    """A model around what has the option."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x)
+
+
+OPTIONED = (OptionedActivation, OptionedNorm, OptionedMLP, OptionedBlock)
+
+
 def made(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = CASES[name][0]().eval()
@@ -222,6 +301,37 @@ def test_the_next_call_is_that_of_a_model_which_was_not_converted(name: str) -> 
     assert torch.allclose(results[1], results[0], atol=1e-5)
     assert results[0].shape != before.shape or not torch.allclose(results[0], before, atol=1e-4)
     results[1].sum().backward()
+
+
+@pytest.mark.parametrize("make", OPTIONED)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["option", "of_class"])
+def test_an_option_of_any_kind_is_looked_at(make: type[Optioned], kind: str, name: str) -> None:
+    found, later = KINDS[kind]
+    plain = Around(make(found)).eval()
+    model: Any = fusible.convert(copy.deepcopy(plain), PIPELINES, keep_high_precision=())
+    assert fusible.conversion_report(model).converted
+    x = torch.randn(4, WIDTH)
+    before = plain(x)
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.allclose(one(x), before, atol=1e-5)
+        options = [held for module in one.modules() for held in options_held(module)]
+        assert options
+        assert all(has_options(module, held) for module, held in options)
+    for one in (plain, model):
+        setattr(one.inside, name, later if name == "option" else 2.0)
+    assert not torch.allclose(plain(x), before, atol=1e-4)
+    assert torch.allclose(model(x), plain(x), atol=1e-5)
+
+
+def options_held(module: Any) -> Iterator[tuple[nn.Module, Options]]:
+    """What a converted module has found of the options of modules."""
+    attributes = vars(module)
+    if "_found" in attributes:
+        yield module, attributes["_found"]
+    for holder in (module, attributes.get("_relay")):
+        if (found := getattr(holder, "_as_found", None)) is not None:
+            yield from found.options
 
 
 @pytest.mark.parametrize("name", ["the epsilon of a LayerNorm", "a bias of a linear layer", "a bias of an MLP", "no bias of the queries"])

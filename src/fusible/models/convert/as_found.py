@@ -1,14 +1,16 @@
 """What a conversion has read of a module: where that has been set anew since, the pipeline that was made of it computes the module no more.
 
-Options are the numbers, words and switches among a module's attributes, as an epsilon, or the share that drops out, but for private ones. The form
-of a layer is the shape of each parameter, or that it has none of the name. Of what is computed from other parameters, as
-``torch.nn.utils.parametrize`` does, the form stays.
+Options are a module's public attributes, its own and those that its class has for all, which cannot change but by being set anew: numbers, words,
+switches, functions, tuples of these, and None, as an epsilon, or the share that drops out. The form of a layer is the shape of each parameter, or
+that it has none of the name. Of what is computed from other parameters, as ``torch.nn.utils.parametrize`` does, the form stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Self
 
 import torch
@@ -20,7 +22,7 @@ from fusible.pytorch.modules.base import has_hooks
 
 __all__ = ["AsFound", "Form", "Options", "are_looked_at", "form_of", "has_form", "has_options", "options_of"]
 
-Options = tuple[tuple[str, float | str], ...]
+Options = tuple[tuple[str, Any], ...]
 _OF_CALLS = ("training", "gradient_checkpointing")
 """What says how a module is called, and is no option of what it computes."""
 Form = tuple[tuple[str, torch.Size | None], ...]
@@ -29,13 +31,30 @@ Form = tuple[tuple[str, torch.Size | None], ...]
 
 def options_of(module: nn.Module) -> Options:
     """The options of a module, as they are now."""
-    public = [(name, value) for name, value in vars(module).items() if isinstance(value, int | float | str) and not name.startswith("_")]
-    return tuple((name, value) for name, value in public if name not in _OF_CALLS)
+    classes = takewhile(lambda cls: cls is not nn.Module, type(module).__mro__)
+    of_classes = {name: value for cls in reversed([*classes]) for name, value in vars(cls).items() if isinstance(value, _NUMBERS_AND_WORDS)}
+    public = [(name, value) for name, value in (of_classes | vars(module)).items() if not name.startswith("_") and name not in _OF_CALLS]
+    return tuple((name, value) for name, value in public if _is_option(value))
+
+
+_NUMBERS_AND_WORDS = (int, float, str)
+_SET_ANEW = (*_NUMBERS_AND_WORDS, torch.dtype, FunctionType, BuiltinFunctionType, type(None))
+
+
+def _is_option(value: Any) -> bool:
+    return all(map(_is_option, value)) if isinstance(value, tuple) else isinstance(value, _SET_ANEW)
 
 
 def has_options(module: nn.Module, options: Options) -> bool:
     """Whether the options of a module are these still."""
-    return all([getattr(module, name, None) == value for name, value in options])
+    return all([(now := getattr(module, name, None)) is found or _equals(now, found) for name, found in options])
+
+
+def _equals(now: Any, found: Any) -> bool:
+    """Whether a value is another object of the same value, as NaN has after a pickle, and as a copy of a number has."""
+    if not isinstance(now, (*_NUMBERS_AND_WORDS, tuple)):
+        return False
+    return now == found or (now != now and found != found and isinstance(found, float))
 
 
 def form_of(layer: nn.Module) -> Form:

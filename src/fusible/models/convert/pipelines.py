@@ -131,8 +131,10 @@ class ConvertedModule(Swapped, BaseModule):
 
     def _goes_with(self, found: AsFound) -> bool:
         """Whether it may compute for layers: they are converted still, by the same recipe, and what was read of them holds."""
-        if not all([isinstance(layer, ConvertedModule) and layer._recipe == self._recipe for layer, _ in found.forms]):
-            return False
+        own = self._recipe
+        for layer, _ in found.forms:
+            if not isinstance(layer, ConvertedModule) or not (layer._recipe is own or layer._recipe == own):
+                return False
         return found.holds()
 
     def _is_plain(self, recipe: Recipe | None) -> bool:

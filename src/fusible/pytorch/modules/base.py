@@ -211,7 +211,7 @@ class BaseModule(StatefulModule, ChainPart):
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a user has hooked the module's forward or backward."""
-    return any(hooks_of(module))
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
 def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
