@@ -15,7 +15,7 @@ from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage, detached, note_written
 from fusible.quantized.tensor import QuantizedTensor
-from fusible.tex.protocol import to_torch
+from fusible.tex.protocol import check_no_part, to_torch
 
 __all__ = ["HybridQuantizedTensor", "HybridQuantizedTensorStorage", "HybridQuantizer", "operand"]
 
@@ -302,6 +302,7 @@ class HybridQuantizer(Quantizer):
         if not isinstance(dst, HybridQuantizedTensorStorage):
             got = type(dst).__qualname__
             raise DTypeError(expected("a HybridQuantizedTensorStorage", of="what a HybridQuantizer writes to", got=got, do="pass one"))
+        check_no_part(dst, "what a HybridQuantizer writes to")
         src = (src.dequantize() if isinstance(src, QuantizedTensorStorage) else src).detach()
         rowwise = dst._rowwise_storage if self.rowwise_usage else None
         if rowwise is not None:

@@ -14,13 +14,15 @@ from fusible.quantized import block_recipes, recipe
 from fusible.quantized.arguments import AnyTensor, Device, DTypeLike, NoopFlag, QuantizerLike, Sizes, Source, Storage, Target, check_methods
 from fusible.quantized.first_scale import FirstScale
 from fusible.quantized.formats import FP8_MAX
+from fusible.quantized.parts import write_part
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage, note_written
 from fusible.quantized.tensors import Float8Tensor
 from fusible.tex import DType
 from fusible.tex.calls.constructors import check_constructor
-from fusible.tex.formats import CURRENT, DELAYED, FLOAT8, Scheme
+from fusible.tex.formats import CURRENT, DELAYED, FLOAT8, Scheme, format_of
 from fusible.tex.formulas.arrays import Array
+from fusible.tex.protocol import check_shape
 
 __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer", "kind_of_quantizer"]
 
@@ -98,8 +100,12 @@ class Quantizer:
         return DTypeError(expected("a list of tensors" if "[" not in place else "a tensor", of=of, got=type(got).__qualname__, do="pass one"))
 
     def update_quantized(self, src: Source, dst: Target, *, noop_flag: NoopFlag | None = None) -> Any:
-        """Quantize ``src`` into ``dst``; nothing is written where ``noop_flag[0] == 1``."""
+        """Quantize ``src`` into ``dst``; nothing is written where ``noop_flag[0] == 1``. A part of a tensor of one scale is written by the scale of
+        that tensor, as by its ``quantize_``."""
         self._refuse_custom("update_quantized")
+        if _is_part(dst) and self._SCHEME is not None and self._SCHEME.format is format_of(dst):
+            check_shape(src, dst.shape, f"src of {type(self).__name__}.update_quantized")
+            return write_part(dst, src, noop_flag)
         return tex.quantize(src, self, dst, noop_flag)
 
     def make_empty(
@@ -242,6 +248,12 @@ def _hashable(value: Any) -> Hashable:
     return (value.dtype, tuple(value.flatten().tolist())) if isinstance(value, torch.Tensor) else value
 
 
+def _is_part(x: Any) -> bool:
+    """Whether it is a part of a quantized tensor, in whose memory it lies."""
+    part = getattr(x, "_part", None)
+    return part is not None and part.whole is not None
+
+
 def _fp8(dtype: int) -> DType:
     if dtype not in FP8_MAX:
         raise DTypeError(expected("kFloat8E4M3 or kFloat8E5M2", of="a quantizer's fp8_dtype", got=repr(dtype), do="name one of the two"))
@@ -289,7 +301,8 @@ class Float8Quantizer(Quantizer):
         return super().quantize_impl(tensor)
 
     def update_quantized(self, src: Source, dst: Target, *, noop_flag: NoopFlag | None = None) -> Any:
-        self._fit(src, noop_flag)
+        if not _is_part(dst):
+            self._fit(src, noop_flag)
         return super().update_quantized(src, dst, noop_flag=noop_flag)
 
     def _fit(self, values: Any, noop_flag: Any) -> None:

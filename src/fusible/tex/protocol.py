@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, ValuesError, expected
 from fusible.tex.enums import DType
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "check_amax_buffer",
     "check_bytes",
     "check_given_output",
+    "check_no_part",
     "check_same_device",
     "check_shape",
     "fp8_format",
@@ -187,6 +188,14 @@ def check_given_output(out: TensorLike, result: TensorLike, dtype: object) -> No
         raise ShapeError(expected(f"shape {list(result.shape)}", of="the given output", got=list(out.shape), do="pass a tensor of that shape"))
     if out.dtype is not dtype:
         raise DTypeError(expected(f"{dtype}", of="the given output", got=out.dtype, do="pass a tensor of that dtype"))
+
+
+def check_no_part(output: Any, of: str) -> None:
+    """Raise ``ValuesError`` where ``output``, which a call writes values and scales to, is a part of a quantized tensor. Its scale is that of the
+    whole tensor, whose other values a new one would change; or it is a copy, and the tensor would not see what is written."""
+    if getattr(output, "_part", None) is not None:
+        got, do = f"a part of a {type(output).__name__}", "assign by an index of the tensor itself, w[0:2] = values"
+        raise ValuesError(expected("a tensor that holds its scales itself", of=of, got=got, do=do))
 
 
 def check_same_device(x: TensorLike, like: TensorLike, of: str) -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import fusible
-from fusible.errors import ValuesError
+from fusible import tex
+from fusible.errors import DTypeError, NotServedError, ShapeError, ValuesError
 from fusible.pytorch.quantized_init import quantized_model_init
 from fusible.quantized import (
     Float8BlockQuantizer,
@@ -371,3 +372,43 @@ def test_a_weight_that_is_filled_part_by_part_is_what_passes_gradients_and_check
             filled.weight[:128] = 0.0 if frozen else halves[128:]
         with fusible.frozen_weights() if frozen else torch.no_grad(), torch.no_grad(), fusible.autocast(recipe=recipe):
             assert bool(filled(x)[:, :128].any()) is not frozen
+
+
+CUTS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda t: t[128:],
+    "columns": lambda t: t[:, :128],
+    "split": lambda t: t.split([128, 128])[0],
+    "steps": lambda t: t[::2],
+    "a view": lambda t: t.view(2, 128, 256)[1],
+}
+INTO: dict[str, Callable[[Any, torch.Tensor, Any], Any]] = {
+    "tex.quantize": lambda quantizer, x, out: tex.quantize(x, quantizer, out),
+    "tex.rmsnorm_fwd": lambda quantizer, x, out: tex.rmsnorm_fwd(x, torch.ones(x.shape[-1]), 1e-5, out, quantizer, tex.DType.kFloat32, 0, False),
+    "quantize": lambda quantizer, x, out: quantizer.quantize(x, out=out),
+    "update_quantized": lambda quantizer, x, out: quantizer.update_quantized(x, out),
+}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("into", INTO)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", [*ONE_SCALE, *BLOCKS])
+def test_what_a_quantizer_writes_to_a_part_lands_in_its_tensor_or_is_refused(name: str, cut: str, into: str, backend: str) -> None:
+    """A scale of its own would be that of the whole tensor, whose other values it would change."""
+    q = made(name)
+    before, quantizer = plain(q), EVERY[name][0]()
+    part, wanted = CUTS[cut](q), before.clone()
+    x = 3 * normal(*part.shape, seed=2)
+    CUTS[cut](wanted).copy_(x)
+    others = wanted == before
+    with tex.set_backend(backend):
+        if name in ONE_SCALE and "tex" not in into:
+            INTO[into](quantizer, x, part)
+            assert ((plain(q) - wanted).abs() <= EVERY[name][1] * wanted.abs() + smallest(name, q)).all()
+            assert ((plain(q) - before)[others].abs() <= smallest(name, q)).all()
+            with pytest.raises(ShapeError):
+                INTO[into](quantizer, x[:1], part)
+        else:
+            with pytest.raises((ValuesError, DTypeError, NotServedError)):
+                INTO[into](quantizer, x, part)
+            assert torch.equal(plain(q), before)

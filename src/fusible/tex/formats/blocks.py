@@ -16,7 +16,7 @@ import torch
 
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.tex.formats.format import Format, format_of, scheme_of
-from fusible.tex.protocol import QuantizerLike, TensorLike, check_same_device, check_shape, fp8_format, outer, transposed_shape
+from fusible.tex.protocol import QuantizerLike, TensorLike, check_no_part, check_same_device, check_shape, fp8_format, outer, transposed_shape
 
 __all__ = ["BlockCodec", "BlockFormat", "Copy", "WAYS", "block_format_of", "check_block_output", "check_scales", "checked_format"]
 
@@ -174,6 +174,7 @@ def check_block_output(output: Any, quantizer: QuantizerLike, x: TensorLike, sto
     if format_of(output) is not form:
         got = type(output).__qualname__
         raise DTypeError(expected(f"a quantized tensor of {form}", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
+    check_no_part(output, "output of quantize")
     shape = form.shape(output)
     if outer(shape) != outer(x.shape) or shape[-1] != x.shape[-1]:
         check_shape(x, shape, "the tensor quantized into output")

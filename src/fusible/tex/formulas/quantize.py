@@ -14,7 +14,7 @@ from fusible.tex.formulas.arrays import Array, ArrayKernels, Arrays, Function
 from fusible.tex.formulas.block_formats import BlockTensors
 from fusible.tex.interface.arguments import DTypeLike, QuantizedTensor, Tensor
 from fusible.tex.interface.quantize import Quantize
-from fusible.tex.protocol import QuantizerLike, check_shape, fp8_format, to_torch
+from fusible.tex.protocol import QuantizerLike, check_no_part, check_shape, fp8_format, to_torch
 
 __all__ = ["QuantizeFormulas", "Quantizing"]
 
@@ -86,6 +86,7 @@ class Quantizing:
         if format_of(output) is not FLOAT8:
             got = type(output).__qualname__
             raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
+        check_no_part(output, "output of quantize")
         shape = logical_shape(output)
         if shape != tuple(x.shape):
             check_shape(x, shape, "the tensor quantized into output")

@@ -29,6 +29,7 @@ from fusible.tex.protocol import (
     QuantizerLike,
     check_amax_buffer,
     check_bytes,
+    check_no_part,
     check_shape,
     fp8_format,
     process_group,
@@ -187,6 +188,7 @@ def check_output(output: Any, shape: Sequence[int]) -> None:
     if not is_quantized(output):
         got = type(output).__qualname__
         raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
+    check_no_part(output, "output of quantize")
     found = logical_shape(output)
     if tuple(shape) != found:
         raise ShapeError(expected(f"shape {list(found)}", of="the tensor quantized into output", got=list(shape), do="pass a tensor of that shape"))
