@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fusible.errors import ArgumentError
 from fusible.models.generation import Engine, Event, Request, Sampling
 from fusible.models.generation.sampling import choose_tokens
 from fusible.models.prefix import common_prefix
+from fusible.pytorch import KVCache
 
 GREEDY = Sampling(0)
 
@@ -110,6 +112,68 @@ def test_a_prompt_goes_on_from_one_that_began_alike(model: TinyModel) -> None:
     assert again == alone(model, further)
     engine.add(first)  # its slot has more than that by now; the last token is computed for its logits
     assert texts(list(engine.run()))[2] == made and engine.counts.reused == 55 + 49
+
+
+def _stepped(model: TinyModel, engine: Engine) -> None:
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(-1)
+
+
+def _loaded(model: TinyModel, engine: Engine) -> None:
+    model.load_state_dict({name: -weight for name, weight in model.state_dict().items()})
+
+
+def _assigned(model: TinyModel, engine: Engine) -> None:
+    model.load_state_dict({name: -weight for name, weight in model.state_dict().items()}, assign=True)
+
+
+def _of_one_block(model: TinyModel, engine: Engine) -> None:
+    block = model.body[0]
+    block.load_state_dict({name: -weight for name, weight in block.state_dict().items()})
+
+
+def _uncounted(model: TinyModel, engine: Engine) -> None:
+    for weight in model.parameters():
+        weight.data.mul_(-1)
+    engine.forget()
+
+
+def _buffer(model: TinyModel, engine: Engine) -> None:
+    model.get_buffer("scale").mul_(-1)
+
+
+class ScaledModel(TinyModel):
+    """One with a buffer that its keys and values hang on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def next_logits(self, tokens: torch.Tensor, seq_lens: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        return self.body(self.get_buffer("scale") * self.embedding(tokens), seq_lens, cache)[seq_lens.cumsum(0) - 1]
+
+
+@pytest.mark.parametrize("change", [_stepped, _loaded, _assigned, _of_one_block, _uncounted, _buffer])
+@pytest.mark.parametrize("when", ["ended", "running", "being read"])
+def test_of_weights_that_have_changed_nothing_is_used_again(change: Callable[[TinyModel, Engine], None], when: str) -> None:
+    model = ScaledModel()
+    engine = Engine(model, sequences=3, page_size=8, tokens_per_step=16)
+    request = Request(tuple(range(40)), 8, GREEDY)
+    engine.add(request)
+    events = list(engine.run()) if when == "ended" else [event for _ in range(4 if when == "running" else 1) for event in engine.step()]
+    change(model, engine)
+    before = engine.counts.reused
+    events += [event for _ in range(2) for event in _with_another(engine, request)]
+    made, fresh = texts(events), Engine(model)
+    fresh.add(request)
+    assert made[1] == made[2] == texts(list(fresh.run()))[0]
+    assert engine.counts.reused - before == 39  # of the two that began since, the second goes on from the first
+
+
+def _with_another(engine: Engine, request: Request) -> list[Event]:
+    engine.add(request)
+    return list(engine.run())
 
 
 def test_prompts_that_begin_alike_are_read_once(model: TinyModel) -> None:

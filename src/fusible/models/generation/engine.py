@@ -13,6 +13,7 @@ from fusible.models.generation.next_token_model import NextTokenModel, check_nex
 from fusible.models.generation.request import Ended, Event, Logprobs, Request
 from fusible.models.generation.sampling import Sampler, choose_tokens
 from fusible.models.generation.slots import Slots
+from fusible.models.generation.weights_as_seen import weights_as_seen
 from fusible.models.prefix import common_prefix
 
 __all__ = ["Engine", "EngineCounts"]
@@ -32,7 +33,7 @@ class EngineCounts:
 
 @dataclass(eq=False)
 class _Running:
-    """A request on its way. Of ``tokens``, prompt and text, the cache has the first ``read``."""
+    """A request on its way. Of ``tokens``, prompt and text, the cache has the first ``read``. ``weights``: the number of those that it began with."""
 
     id: int
     request: Request
@@ -40,6 +41,7 @@ class _Running:
     tokens: list[int]
     slot: int = -1
     read: int = 0
+    weights: int = 0
     begun: bool = False
 
     @property
@@ -65,7 +67,8 @@ class Engine:
     arrival. So a long prompt is read in pieces while others go on, and a request begins as soon as one before it has ended. ``page_size`` and
     ``pages`` are those of the ``KVCache``. Where pages run out, the youngest request gives its own back, waits, and is computed again later: no
     request is lost, and the oldest always moves. A prompt that begins as a sequence that ended before goes on from what is kept of that; one that
-    begins as a running one shares its pages.
+    begins as a running one shares its pages. That holds of requests that began with the weights that the model has: where torch has counted a change
+    since, or a weight was replaced, what begins is computed anew, and ``forget`` says so of a change that nothing counts.
 
     What a request gets hangs on its own prompt, parameters and seed: others in the batch change it by what rounding does, and by no more, if the
     model's recipe takes no scale from the whole batch. One thread at a time may use an engine.
@@ -95,6 +98,7 @@ class Engine:
         self.longest = min(self.capacity, self._pages * self.cache.page_size)
         self._slots = Slots(self.cache)
         self._queues, self._next, self._cancelled = _Queues(), 0, list[int]()
+        self._weights, self._seen = 0, weights_as_seen(model)
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -135,6 +139,11 @@ class Engine:
             return
         self._cancelled.append(id)
 
+    def forget(self) -> None:
+        """Share nothing of requests that have begun, or have ended, with those that begin from here on."""
+        self._slots.forget()
+        self._weights += 1
+
     def step(self) -> list[Event]:
         """Call the model once, and say what came of it. If that raises, nothing has changed but for prompts that were begun: a step may be
         repeated."""
@@ -169,7 +178,8 @@ class Engine:
         waiting, running, pages_of = self._queues.waiting, self._queues.running, self._slots.pages_of
         if not waiting or not self._slots.resting:
             return
-        taken = {other.slot: other.tokens[: other.read] for other in running.values()}
+        self._look()
+        taken = {other.slot: other.tokens[: other.read] for other in running.values() if other.weights == self._weights}
         promised = sum(pages_of(len(other.tokens)) - pages_of(other.read) for other in running.values())
         for one in sorted(waiting.values(), key=lambda one: one.id):
             if not self._slots.resting:
@@ -182,17 +192,24 @@ class Engine:
                 return
             self._slots.take(place)
             del waiting[one.id]
-            one.slot, one.read, one.begun = place.slot, self.cache.lengths[place.slot], True
+            one.slot, one.read, one.begun, one.weights = place.slot, self.cache.lengths[place.slot], True, self._weights
             self.counts.reused += one.read
             running[one.id] = one
             taken[one.slot] = one.tokens[: one.read]
             promised += pages_of(len(one.tokens)) - pages_of(one.read)
 
+    def _look(self) -> None:
+        """Forget keys and values of weights that the model no longer has."""
+        now = weights_as_seen(self._model)
+        if now != self._seen:
+            self.forget()
+            self._seen = now
+
     def _soon(self, one: _Running, there: int) -> bool:
         """Whether a running request is about to read a page or more of what this one begins with, beside what is ``there``: it waits for that,
         and shares it, in the place of computing the same beside it."""
         size = self.cache.page_size
-        reading = [other for other in self._queues.running.values() if other.unread > 1]
+        reading = [other for other in self._queues.running.values() if other.unread > 1 and other.weights == self._weights]
         return any(common_prefix(other.tokens, one.tokens[:-1]) // size * size >= there + size for other in reading)
 
     def _shares(self) -> dict[_Running, int]:
@@ -235,8 +252,10 @@ class Engine:
         self.counts.preempted += 1
 
     def _end(self, one: _Running) -> None:
-        """Let a request go. What the cache has of it stays, for one that begins alike."""
+        """Let a request go. What the cache has of it stays, for one that begins alike, unless it is of weights that have changed since."""
         del self._queues.running[one.id]
+        if one.weights != self._weights:
+            self.cache.truncate(one.slot)
         self._slots.rest(one.slot, one.tokens[: self.cache.lengths[one.slot]])
 
     def _per_slot(self, counts: dict[_Running, int]) -> list[int]:

@@ -82,6 +82,13 @@ class Slots:
                 self.cache.truncate(slot)
                 self._kept[slot] = ()
 
+    def forget(self) -> None:
+        """Forget all that rests: nobody may go on from it."""
+        for slot, kept in self._kept.items():
+            if kept:
+                self.cache.truncate(slot)
+                self._kept[slot] = ()
+
     def restore(self) -> None:
         """Give back the pages that a call which failed has set aside."""
         for slot, length in enumerate(self.cache.lengths):
