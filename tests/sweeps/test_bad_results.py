@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -12,8 +13,9 @@ from torch import nn
 
 import fusible
 from fusible import nvte, ops
+from fusible.compute_pipeline import run_ops, run_ops_backward
 from fusible.errors import ArgumentError, FusibleError
-from fusible.fusions import register_fusion_forward, unregister_fusion
+from fusible.fusions import register_fusion_backward, register_fusion_forward, register_fusion_inference, unregister_fusion
 from fusible.nvte import DType, Tensor
 
 
@@ -194,6 +196,62 @@ def test_what_a_fusion_returns_wrongly_is_refused() -> None:
 RETURNED: list[Any] = []
 
 
+def forgetful(first, second, x):  # type: ignore[no-untyped-def]
+    y, second_ctx = second.forward(first.forward(x)[0])
+    return y, ({}, second_ctx)
+
+
+def asking(first, second, first_ctx, second_ctx, dy):  # type: ignore[no-untyped-def]
+    return dy, ([first_ctx["what nobody gave"]], [])
+
+
+def sideless(first, second, x):  # type: ignore[no-untyped-def]
+    return second.forward(first.forward(x)[0])
+
+
+def sideless_inference(first, second, x):  # type: ignore[no-untyped-def]
+    return second.inference(first.inference(x))
+
+
+def sideless_backward(first, second, first_ctx, second_ctx, dy):  # type: ignore[no-untyped-def]
+    return second.backward(second_ctx, first.backward(first_ctx, dy)[0])
+
+
+CONTEXTS: dict[str, tuple[Callable[..., Any], str]] = {
+    "a fusion that keeps nothing": (forgetful, "'x', got an empty one"),
+    "a fusion that asks for something else": (asking, "'what nobody gave', got 'x'"),
+    "an op that keeps nothing": (lambda op, x: (y_of(op, x), {}), "'x', got an empty one"),
+    "an op that asks for something else": (lambda op, ctx, dy: (dy, [ctx["what nobody gave"]]), "'what nobody gave', got 'x'"),
+}
+
+
+class Reading(Twice):
+    """One whose backward reads the context."""
+
+    def backward(self, ctx: dict[str, Tensor], dy: Tensor) -> Any:
+        return super().backward({"x": ctx["x"]}, dy)
+
+
+@pytest.mark.parametrize("executor", ["eager", "xla"])
+@pytest.mark.parametrize("case", CONTEXTS)
+def test_what_a_context_lacks_is_said_with_the_op_that_it_is_of(case: str, executor: str) -> None:
+    function, said = CONTEXTS[case]
+    of_op = case.startswith("an op")
+    own = type("Own", (Reading,), {"forward" if "keeps" in case else "backward": function} if of_op else {})
+    if not of_op:
+        names = ["first", "second", "x"] if function is forgetful else ["first", "second", "first_ctx", "second_ctx", "dy"]
+        types = [own, ops.GELU] if function is forgetful else [own, ops.GELU, dict, dict]
+        function.__annotations__ = dict(zip(names, [*types, Tensor], strict=True))
+        (register_fusion_forward if function is forgetful else register_fusion_backward)(function)
+    try:
+        model = nn.Sequential(fusible.Sequential(module(own), fusible.GELU()).compile(executor))
+        with pytest.raises(ArgumentError, match=f"expected {said}; return it in the context") as caught:
+            _call(model, "forward")
+    finally:
+        unregister_fusion(function)
+    assert "the context that backward of Own reads" in str(caught.value)
+
+
 def test_an_op_that_lacks_a_pass_cannot_be_made() -> None:
     for method in ("forward", "backward"):
         lacking = type("Lacking", (ops.Op,), {method: lambda self, *given: None})
@@ -205,3 +263,46 @@ def test_what_is_no_op_makes_no_module() -> None:
     for wrong in (3, "a", torch.ones(2), Twice):
         with pytest.raises((ArgumentError, TypeError), match="Op|op"):
             module(lambda bias, wrong=wrong: wrong)  # type: ignore[arg-type, return-value]
+
+
+class Shifted(ops.AddExtra):
+    """An op with a side input."""
+
+
+class Branched(ops.MakeExtra):
+    """An op with a side output."""
+
+
+SIDELESS: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
+    "forward": (Shifted, register_fusion_forward, sideless),
+    "inference": (Shifted, register_fusion_inference, sideless_inference),
+    "backward": (Branched, register_fusion_backward, sideless_backward),
+}
+"""By pass: an op, of which a side value comes to that pass, and what does not take it: as a fusion of it and of GELU, and how that is registered."""
+
+
+def _pass(kind: str, op: ops.Op) -> None:
+    x = nvte.make_nvte_tensor(torch.ones(2, 4))
+    sides: Any = [{"extra": nvte.make_nvte_tensor(torch.ones(2, 4))}, {}]
+    members = [op, ops.GELU(x_dtype=None, dy_dtype=None, y_dtype=DType.Float32, dx_dtype=DType.Float32)]
+    if kind == "backward":
+        run_ops_backward(members, [{}, {"x": x}], x, sides, {})
+    else:
+        run_ops(members, x, sides, {}, inference=kind == "inference")
+
+
+@pytest.mark.parametrize("kind", SIDELESS)
+def test_a_pass_that_takes_no_side_value_is_refused_where_one_comes(kind: Any) -> None:
+    cls, register, function = SIDELESS[kind]
+    types: dict[str, Any] = {"first": cls, "second": ops.GELU, "first_ctx": dict, "second_ctx": dict, "x": Tensor, "dy": Tensor}
+    function.__annotations__ = {name: types[name] for name in inspect.signature(function).parameters}
+    register(function)
+    try:
+        with pytest.raises(ArgumentError, match=rf"^the fusion {function.__name__}, {kind} of {cls.__name__} \+ GELU: expected a keyword extra, or"):
+            _pass(kind, cls("extra"))
+    finally:
+        unregister_fusion(function)
+    _pass(kind, cls("extra"))
+    alone = {"forward": lambda self, x: (x, {}), "inference": lambda self, x: x, "backward": lambda self, ctx, dy: (dy, [])}[kind]
+    with pytest.raises(ArgumentError, match=rf"^{kind} of Own: expected a keyword extra, or \*\*sides, got <lambda>\(self, "):
+        _pass(kind, type("Own", (cls,), {kind: alone})("extra"))

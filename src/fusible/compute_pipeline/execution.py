@@ -9,7 +9,7 @@ from typing import Any
 from fusible.compute_pipeline.matching import Group
 from fusible.compute_pipeline.plan import Plan, QuantizedArg
 from fusible.compute_pipeline.regions import Region
-from fusible.compute_pipeline.results import check_backward, check_forward, check_inference
+from fusible.compute_pipeline.results import KeptContext, check_backward, check_forward, check_inference, check_takes
 from fusible.nvte import KVCache, Pass, Tensor, cast, grouped_cast_stack
 from fusible.ops import Context, Op
 
@@ -153,6 +153,8 @@ def _with_args(plan: Plan, region: Region, args: Sequence[Tensor]) -> list[Op]:
 def forward_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, call_inputs: Mapping[str, Any]) -> tuple[Tensor, Sequence[Context]]:
     """y and the contexts of a group's forward; side values are taken from ``sides``, and put there."""
     values = _values(group.side_inputs, group.call_inputs, sides, call_inputs)
+    if not group.opaque:
+        check_takes(group.fusion, members, "forward", values)
     if group.fusion is not None:
         result = group.fusion.function(*members, x, **values)
     else:
@@ -167,14 +169,18 @@ def forward_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, 
 def backward_group(
     group: Group,
     members: Sequence[Op],
-    ctxs: Sequence[Context],
+    ctxs: list[Context],
     dy: Tensor,
     sides: Sides,
     call_inputs: Mapping[str, Any],
     sums: Collection[str] = (),
 ) -> tuple[Tensor | None, Sequence[Any]]:
-    """dx and, per op, the gradients of its parameters. ``sums``: the names of those to which a pass may add gradients itself."""
+    """dx and, per op, the gradients of its parameters. ``ctxs`` are used up. ``sums``: names of those to which a pass may add gradients itself."""
     values = _values(group.side_outputs, group.call_inputs, sides, call_inputs)
+    if not group.opaque:
+        check_takes(group.fusion, members, "backward", values)
+        for place, (op, ctx) in enumerate(zip(members, ctxs, strict=True)):
+            ctxs[place] = KeptContext(op, ctx)
     if group.fusion is not None:
         result = group.fusion.function(*members, *ctxs, dy, **values)
     else:
@@ -191,6 +197,8 @@ def infer_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, ca
     if group.side_outputs:
         return forward_group(group, members, x, sides, call_inputs)[0]
     values = _values(group.side_inputs, group.call_inputs, sides, call_inputs)
+    if not group.opaque:
+        check_takes(group.fusion, members, "inference", values)
     y = group.fusion.function(*members, x, **values) if group.fusion else members[0].inference(x, **values)
     if not group.opaque:
         check_inference(members, y)

@@ -48,7 +48,7 @@ def run_ops_backward(
     for group in reversed(group_ops(ops, registered("backward"), first)):
         assert d is not None
         covered = slice(group.start, group.stop)
-        d, grads[covered] = backward_group(group, ops[covered], contexts[covered], d, stacks, call_inputs)
+        d, grads[covered] = backward_group(group, ops[covered], [*contexts[covered]], d, stacks, call_inputs)
     return d if first == 0 else None, grads, _left(outer_sides(ops)[0], stacks)
 
 

@@ -1,4 +1,5 @@
-"""Checks of what the passes of ops return. Without them a mistake in a user's op would show much later: in a kernel, or as a missing gradient.
+"""Checks of what the passes of ops take and return. Without them a mistake in a user's op would show much later: in a kernel, in backward, or as a
+missing gradient.
 
 A replayed pass is not checked again: its results were checked when it was recorded."""
 
@@ -7,14 +8,55 @@ A replayed pass is not checked again: its results were checked when it was recor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.nvte import DType, Tensor, dtype_name
+from fusible.fusions import Fusion
+from fusible.nvte import DType, PassKind, Tensor, dtype_name
 from fusible.ops import Op
 
-__all__ = ["check_backward", "check_forward", "check_inference"]
+__all__ = ["KeptContext", "check_backward", "check_forward", "check_inference", "check_takes"]
+
+
+class KeptContext(dict[str, Tensor]):
+    """The context of an op as its backward gets it: what forward has not put there is asked for by name, ``ArgumentError`` says of which op."""
+
+    def __init__(self, op: Op, context: Any) -> None:
+        super().__init__(context)
+        self._op = op
+
+    def __missing__(self, name: str) -> NoReturn:
+        of = f"the context that backward of {self._op.title} reads"
+        do = "return it in the context, from forward and from each fusion of it"
+        raise ArgumentError(expected(f"{name!r}", of=of, got=", ".join(map(repr, self)) or "an empty one", do=do))
+
+
+def check_takes(fusion: Fusion | None, members: Sequence[Op], kind: PassKind, names: Collection[str]) -> None:
+    """Raise ``ArgumentError`` unless a pass of ops takes the side values of these names as keywords."""
+    if not names:
+        return
+    function: Callable[..., Any] = getattr(type(members[0]), kind) if fusion is None else fusion.function
+    taken = _keywords(function)
+    lacking = [] if taken is None else [name for name in names if name not in taken]
+    if lacking:
+        of = f"{kind} of {_title(members)}" if fusion is None else f"the fusion {fusion.name}, {kind} of {_title(members)}"
+        got = f"{function.__name__}{inspect.signature(function)}"
+        raise ArgumentError(expected(f"a keyword {lacking[0]}, or **sides", of=of, got=got, do="add it behind the other parameters"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names that a function takes as keywords; None where it takes any, or does not say."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
 
 
 def _title(members: Sequence[Op]) -> str:
