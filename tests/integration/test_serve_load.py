@@ -10,16 +10,19 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import torch
 from serve_tiny import VOCABULARY, Running, served, serving, tokenizer
 from tiny_language_models import BrokenModel, SlowModel, TinyModel
 
 from fusible.cli.serving.limits import Limits
+from fusible.pytorch import KVCache
 
 COUNT = 64
 SLOW = {"model": "tiny", "prompt": "x", "max_tokens": 200, "temperature": 0}
@@ -107,8 +110,8 @@ def test_more_requests_than_allowed_are_told_so() -> None:
         assert caught.value.response.headers["retry-after"] == "1"
         streams[0].close()
         waiting.join()
-        with pytest.raises(openai.RateLimitError):
-            openai_client.completions.create(**{**SLOW, "prompt": ["x"] * 3})
+        with pytest.raises(openai.BadRequestError, match="prompt: expected at most 2, the requests at once of this server, got 3; send several"):
+            openai_client.completions.create(**{**SLOW, "prompt": ["x"] * 3})  # that could never begin: it is not to be sent again
         Running.wait(running.idle)
 
 
@@ -154,6 +157,48 @@ def test_a_model_that_fails_once_costs_nobody_anything_and_one_that_fails_on_end
             openai_client.completions.create(**wanted)  # calls 8 and 9 are its first
         assert openai_client.completions.create(**wanted).choices[0].text == text
         Running.wait(running.idle)
+
+
+class ChokingModel(TinyModel):
+    """One that raises where ``chokes`` says so of the token rows that it is called on, of which each has its place in its sequence."""
+
+    def __init__(self, chokes: Callable[[list[list[int]], list[int]], bool]) -> None:
+        super().__init__(VOCABULARY)
+        self.chokes = chokes
+
+    def next_logits(self, tokens: torch.Tensor, seq_lens: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        rows = [part.tolist() for part in tokens.split(seq_lens.tolist())]
+        if self.chokes([row for row in rows if row], [length for length, row in zip(cache.lengths, rows, strict=True) if row]):
+            raise RuntimeError("choked")
+        return super().next_logits(tokens, seq_lens, cache)
+
+
+CHOKES: dict[str, tuple[Callable[[list[list[int]], list[int]], bool], bool]] = {
+    "on a prompt": (lambda rows, read: any(77 in row for row in rows), True),
+    "after a long prompt": (lambda rows, read: any(length >= 40 for length in read), True),
+    "on several at once": (lambda rows, read: len(rows) > 1, False),
+    "on several at once, in the middle": (lambda rows, read: len(rows) > 1 and max(read) > 8, False),
+}
+"""By name: where a model raises, and whether that is the fault of one request, whose prompt is long and has token 77."""
+
+
+@pytest.mark.parametrize("case", CHOKES)
+def test_who_is_not_at_fault_goes_on_where_a_model_raises(case: str) -> None:
+    chokes, of_one = CHOKES[case]
+    prompts = [[5, 6, 7], [*range(60, 99)], [9, 8], [11, 12, 13, 14]]
+    asked = [{"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0} for prompt in prompts]
+    with serving(served(TinyModel(VOCABULARY))) as running:
+        alone = asyncio.run(_all(running.url, asked, at_once=False))
+    with serving(served(ChokingModel(chokes))) as running:
+        together = asyncio.run(_each(running.url, asked))
+        Running.wait(running.idle)
+    assert [isinstance(one, openai.InternalServerError) for one in together] == [of_one and 77 in prompt for prompt in prompts]
+    assert all(one == wanted for one, wanted in zip(together, alone, strict=True) if not isinstance(one, Exception))
+
+
+async def _each(url: str, asked: list[dict[str, Any]]) -> list[Any]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        return await asyncio.gather(*(_ask(client, one, False) for one in asked), return_exceptions=True)
 
 
 def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:

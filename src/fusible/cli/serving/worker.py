@@ -131,7 +131,8 @@ class Worker:
                 self._finish(ticket, "length", ticket.stream.finish())
 
     def _step(self) -> None:
-        """A step that raised is repeated once: it may have been short of memory for a moment."""
+        """A step that raised is repeated once: it may have been short of memory for a moment. One that raised again is made for each request by
+        itself, and ends those for which it raises."""
         try:
             events = self._engine.step()
         except Exception:
@@ -139,9 +140,28 @@ class Worker:
             _LOG.exception("A step of the engine failed.")
             if self._failures >= _TRIES:
                 self._failures = 0
-                self._finish_all("failed")
+                self._step_one_by_one()
             return
         self._failures = 0
+        self._tell_all(events)
+
+    def _step_one_by_one(self) -> None:
+        running = self._engine.running
+        if not running:  # nobody could begin
+            self._finish_all("failed")
+        if len(running) == 1:
+            self._fail(running[0])
+            return
+        for number in running:
+            try:
+                events = self._engine.step(number)
+            except Exception:
+                _LOG.exception("A request failed by itself.")
+                self._fail(number)
+            else:
+                self._tell_all(events)
+
+    def _tell_all(self, events: list[Event]) -> None:
         for event in events:
             ticket = self._tickets.get(event.id)
             if ticket is not None:
@@ -150,6 +170,13 @@ class Worker:
                 except Exception:  # of this one's text: the others go on
                     _LOG.exception("The text of a request failed.")
                     self._finish(ticket, "failed")
+
+    def _fail(self, number: int) -> None:
+        ticket = self._tickets.get(number)
+        if ticket is None:
+            self._engine.cancel(number)
+        else:
+            self._finish(ticket, "failed")
 
     def _tell(self, ticket: Ticket, event: Event) -> None:
         if event.token is None:

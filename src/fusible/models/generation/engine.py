@@ -106,6 +106,11 @@ class Engine:
         return tuple(id for id, one in self._queues.waiting.items() if not one.begun)
 
     @property
+    def running(self) -> tuple[int, ...]:
+        """The requests that hold a slot, in the order of arrival."""
+        return tuple(sorted(self._queues.running))
+
+    @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
         return bool(self._queues.waiting or self._queues.running or self._cancelled)
@@ -144,13 +149,14 @@ class Engine:
         self._slots.forget()
         self._weights += 1
 
-    def step(self) -> list[Event]:
+    def step(self, alone: int | None = None) -> list[Event]:
         """Call the model once, and say what came of it. If that raises, nothing has changed but for prompts that were begun: a step may be
-        repeated."""
+        repeated. ``alone``: the one of ``running`` that it is for; the others stay as they are, and nobody begins."""
         events, self._cancelled = [Event(id, ended="cancelled") for id in self._cancelled], []
         try:
-            self._admit()
-            counts = self._shares()
+            if alone is None:
+                self._admit()
+            counts = self._shares(alone)
             if counts:
                 self._slots.make_room(self._per_slot(counts))
                 events += self._advance(counts, self._logits(counts))
@@ -212,9 +218,10 @@ class Engine:
         reading = [other for other in self._queues.running.values() if other.unread > 1 and other.weights == self._weights]
         return any(common_prefix(other.tokens, one.tokens[:-1]) // size * size >= there + size for other in reading)
 
-    def _shares(self) -> dict[_Running, int]:
-        """How many tokens of each running request the next call reads: of those that grow one, of prompts in order what the budget leaves."""
-        running = sorted(self._queues.running.values(), key=lambda one: one.id)
+    def _shares(self, alone: int | None) -> dict[_Running, int]:
+        """How many tokens of each running request, or of one ``alone``, the next call reads: of those that grow one, of prompts in order what the
+        budget leaves."""
+        running = [self._queues.running[id] for id in self.running if alone in (None, id)]
         left = max(1, self._budget - sum(one.unread == 1 for one in running))  # at least one, so that no prompt waits for all others to end
         wanted: dict[_Running, int] = {}
         for one in running:
