@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import tokenizers
 from serve_tiny import Running, served, serving
 
 from fusible.cli.serving.limits import Limits
 from fusible.errors import ArgumentError
+from fusible.models.text import Tokenizer
 
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 2}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -135,6 +137,18 @@ def test_completions_that_are_wrong(http: httpx.Client, change: dict[str, Any], 
 )
 def test_chats_that_are_wrong(http: httpx.Client, change: dict[str, Any], said: str, param: str) -> None:
     check(http.post(CHATS, json={**CHAT, **change}), 400, said, param)
+
+
+def test_a_variable_of_the_template_may_have_any_name(http: httpx.Client) -> None:
+    assert http.post(CHATS, json={**CHAT, "chat_template_kwargs": {"self": 1, "more": 2, "context": 3}}).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [(COMPLETIONS, PROMPT, "prompt"), (CHATS, CHAT, "messages")])
+def test_a_text_that_the_vocabulary_has_no_tokens_for(path: str, body: dict[str, Any], param: str) -> None:
+    model = served()
+    model.tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="<unk>")))
+    with serving(model) as running:
+        check(httpx.post(running.url + path, json=body), 400, "the text: expected characters that the vocabulary has tokens for", param)
 
 
 def test_whole_surrogate_pairs_are_characters(http: httpx.Client) -> None:

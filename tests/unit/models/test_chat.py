@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_tokenizers import CHATML, save_tokenizer
@@ -86,6 +87,13 @@ def test_templates_render_as_in_transformers(tmp_path: Path, name: str, chat: in
         return
     wanted = theirs.apply_chat_template(CHATS[chat], tokenize=False, add_generation_prompt=prompt, **more)
     assert ours.render(CHATS[chat], add_generation_prompt=prompt, **more) == wanted
+
+
+@pytest.mark.parametrize("name", ["self", "more", "plain", "args", "kwargs", "context", "template", "environment"])
+def test_a_variable_may_have_any_name(name: str) -> None:
+    variables: dict[str, Any] = {name: "y"}
+    shown = "" if name == "self" else f"{{{{ {name} }}}}"  # which is jinja2's own within a template
+    assert ChatTemplate("{{ messages[0].content }}" + shown).render(CHATS[1], **variables) == ("ay" if shown else "a")
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import KINDS, save_tokenizer, trained
+from tokenizers import models
 from transformers import AutoTokenizer
 
 from fusible.errors import ArgumentError, CheckpointError, MissingModuleError
@@ -94,6 +96,23 @@ def test_damaged_files_are_one_sentence(tmp_path: Path, name: str, content: str 
 def test_half_a_character_is_one_sentence() -> None:
     with pytest.raises(ArgumentError, match="the text: expected characters of Unicode, got half of a surrogate pair"):
         Tokenizer(trained()).encode("a\ud83d")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"a": 0}, unk_token="<unk>"),
+        models.WordPiece({"a": 0}, unk_token="<unk>"),
+        models.BPE({"a": 0}, [], unk_token="<unk>"),
+        models.Unigram([("a", -1.0)]),
+    ],
+)
+def test_what_the_vocabulary_lacks_is_one_sentence(model: models.Model) -> None:
+    tokenizer = Tokenizer(tokenizers.Tokenizer(model))
+    assert tokenizer.encode("a") == tokenizer.encode_places("a")[0] == [0]
+    for encode in (tokenizer.encode, tokenizer.encode_places):
+        with pytest.raises(ArgumentError, match=r"the text: expected characters that the vocabulary has tokens for, got what the library refuses \("):
+            encode("z")
 
 
 def test_a_missing_package_is_one_sentence() -> None:

@@ -137,6 +137,10 @@ class Service:
         count = max(1, len(call.prompts))
         if self.closing or not self._worker.alive:
             raise closing() if self.closing else failed()
+        if count > self.limits.concurrency:
+            raise invalid(
+                f"at most {self.limits.concurrency}, the requests at once of this server", of="prompt", got=count, do="send several requests"
+            )
         if self._open + count > self.limits.concurrency:
             raise busy(self.limits.concurrency)
         self._open += count  # before anything is waited for: others ask meanwhile
@@ -168,15 +172,14 @@ class Service:
 
     def _encoded(self, call: Call) -> list[tuple[int, ...]]:
         tokenizer, chat = self.served.tokenizer, self.served.chat
-        if not call.messages:
-            return [tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in call.prompts]
-        if chat is None:
+        if call.messages and chat is None:
             raise invalid("a model with a chat template", of="messages", got="one without", do="send a prompt to /v1/completions")
         try:
-            text = chat.render(call.messages, **(call.template or {}))
+            if chat is not None and call.messages:
+                return [tuple(tokenizer.encode(chat.render(call.messages, **(call.template or {})), special=False))]
+            return [tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in call.prompts]
         except ArgumentError as error:
-            raise of_argument(error, "messages") from None
-        return [tuple(tokenizer.encode(text, special=False))]
+            raise of_argument(error, "messages" if call.messages else "prompt") from None
 
     def _request(self, call: Call, prompt: tuple[int, ...]) -> Request:
         """The engine's request, if it can be served."""

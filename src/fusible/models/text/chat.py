@@ -52,15 +52,15 @@ class ChatTemplate:
                 return cls(template, special_tokens, f"chat_template of {place / name}")
         return None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **more: Any) -> str:
+    def render(self, /, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **more: Any) -> str:
         """The text of ``messages``, each with a ``role`` and its ``content``; with ``add_generation_prompt``, up to where the assistant begins.
 
         ``more``: further variables of the template. Raises ``ArgumentError`` for messages that the template refuses.
         """
         plain = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        variables: dict[str, Any] = {"tools": None, "documents": None, **self._special, **more}
+        of_chat = {"messages": plain, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **variables)
+            return self._template.render({"tools": None, "documents": None, **self._special, **more, **of_chat})
         except (self._jinja.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             got = f"what it refuses ({error})"
             raise ArgumentError(expected("a conversation that the chat template takes", of="messages", got=got, do="change them")) from None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from fusible.errors import CheckpointError, expected
+from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.files import read_file
 from fusible.models.text.config_files import read_config, token_text
 from fusible.models.text.libraries import library
@@ -63,16 +64,18 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The tokens of ``text``; with ``special``, and those that the tokenizer puts around a text. Special tokens' texts in it are these tokens.
 
-        Raises ``ArgumentError`` for a text that UTF-8 has no bytes for.
+        Raises ``ArgumentError`` for a text that UTF-8 has no bytes for, or the vocabulary no tokens.
         """
         check_unicode(text)
-        return self._tokenizer.encode(text, add_special_tokens=special).ids
+        with _refusals():
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def encode_places(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int] | None]]:
         """The same, and of each token which characters of ``text`` it stands for, ``(first, behind the last)``, spaces included; None for those that
         are put around it."""
         check_unicode(text)
-        plain = self._without_post_processor.encode(text, add_special_tokens=False)
+        with _refusals():
+            plain = self._without_post_processor.encode(text, add_special_tokens=False)
         found = self._tokenizer.post_process(plain, None, special)
         places = iter(plain.offsets)
         return found.ids, [None if around else next(places, None) for around in found.special_tokens_mask]
@@ -91,6 +94,18 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """The text of one token, for people: special ones too."""
         return self.decode([token], skip_special=False)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Tell in a sentence what the library refuses of a text: characters that are no tokens, where there is none for unknown ones."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:  # which the library raises, and nothing narrower
+            raise
+        got = f"what the library refuses ({error})"
+        raise ArgumentError(expected("characters that the vocabulary has tokens for", of="the text", got=got, do="leave others out")) from None
 
 
 def _parsed(content: bytes, of: str) -> tokenizers.Tokenizer:
