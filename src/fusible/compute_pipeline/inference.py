@@ -7,7 +7,7 @@ where the recipe does not quantize. A producer that can write 8 bits emits its c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusible.compute_pipeline.request import PlanRequest
@@ -152,7 +152,8 @@ _WEIGHT, _GRAD_INPUT = QuantizerRole("linear", "weight"), QuantizerRole("linear"
 
 
 def _role(op: Op, name: str) -> QuantizerRole:
-    return op.roles.get(name) or _ROLES.get(name) or (_WEIGHT if name in op.forward_names else _GRAD_INPUT)
+    role = op.roles.get(name) or _ROLES.get(name) or (_WEIGHT if name in op.forward_names else _GRAD_INPUT)
+    return replace(role, name=op.layer) if op.layer else role
 
 
 def _resolve(wanted: Type, slot: str, role: QuantizerRole, request: PlanRequest, activation: DType) -> Type:

@@ -182,5 +182,5 @@ def _repeated(parts: Parts, process: Process) -> bool:
 def _product(kind: type[ParallelMMT], op: Op, process: Process, group: Any, rows: RowShare | None, *, x: bool) -> ParallelMMT:
     """``x``: whether x is what has rows of this process alone, where rows are shared out; else y."""
     types = {name: value for name, value in vars(op).items() if name.endswith("_dtype")}
-    made = kind(op.args[0], group=group, sequence_parallel=rows is not None, process=process, **types)
+    made = kind(op.args[0], group=group, sequence_parallel=rows is not None, process=process, **types).with_(layer=op.layer)
     return made if rows is None else made.with_(row_share=rows._replace(x=x, y=not x))

@@ -25,6 +25,8 @@ class OpTypesByName:
 
     roles: Mapping[str, QuantizerRole] = {}
     """By name: the roles of the tensors that it asks for in 8 bits, for recipes that look at them; by default those of a linear layer."""
+    layer: str = ""
+    """The name of its layer in a model, which recipes see in the roles of its tensors; empty where nobody has named it."""
     parts: Mapping[str, tuple[str, ...]] = {}
     """By parameter: the names of its parts along the first dimension, where passes quantize each part by itself, as a grouped tensor."""
 

@@ -15,7 +15,7 @@ from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.extra_state import WithExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.inference import InferenceParams, stepped
-from fusible.compat.te_modules.parallel import Sharding, refuse
+from fusible.compat.te_modules.parallel import Sharding, layer_name, refuse
 from fusible.errors import ArgumentError, NotServedError, ShapeError, check_number, expected
 from fusible.pytorch.engine.autocast import current_autocast
 from fusible.pytorch.engine.refusals import check_dense
@@ -79,7 +79,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
             of = "num_gqa_groups of DotProductAttention"
             raise ArgumentError(expected(f"a divisor of the {num_attention_heads} heads", of=of, got=num_gqa_groups, do="choose another number"))
         sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
-        self.name, self.layer_number, self.attention_type = name, 1 if layer_number is None else layer_number, attention_type
+        self.name, self.layer_number, self.attention_type = layer_name(name), 1 if layer_number is None else layer_number, attention_type
         self.num_attention_heads, self.tp_size, self.tp_group = num_attention_heads, sharding.size, sharding.group
         self.num_attention_heads_per_partition = num_attention_heads // sharding.size
         self.num_gqa_groups_per_partition = self.num_gqa_groups // sharding.size

@@ -13,7 +13,7 @@ from torch import nn
 from fusible import ops
 from fusible.compat.te_modules.extra_state import DelayedExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
-from fusible.compat.te_modules.parallel import Sharding
+from fusible.compat.te_modules.parallel import Sharding, layer_name
 from fusible.compat.te_modules.set_options import SetOptions
 from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
@@ -29,6 +29,7 @@ from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.engine.torch_autocast import is_in_force
 from fusible.pytorch.quantized_init import as_parameter
+from fusible.quantized import QuantizerRole
 
 __all__ = ["Init", "TransformerEngineBaseModule", "constant", "default_init", "device_of", "forked"]
 
@@ -96,7 +97,7 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, SetOptions):
     def _begin(self, name: str | None, device: torch.device | str | None, dtype: torch.dtype | None, sharding: Sharding) -> None:
         """A constructor calls this first; then it adds parameters, and calls ``BaseModule.__init__`` last."""
         nn.Module.__init__(self)
-        self.name, self._owned = name, {}
+        self.name, self._owned = layer_name(name), {}
         self.params_dtype = torch.get_default_dtype() if dtype is None else dtype
         self._device = device_of(device)
         self.sharding = sharding
@@ -155,9 +156,13 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, SetOptions):
             yield ops.MakeExtra("layernorm_output")
 
     def made_anew(self, option: str) -> Mapping[Op, Op]:
-        if option == "fuse_wgrad_accumulation":  # by an op of its own a pipeline looks for ``accumulating_parameters`` again
-            return {op: op.with_() for op in self._ops if isinstance(op, ops.MMT)}
+        if option in ("fuse_wgrad_accumulation", "name"):  # by an op of its own a pipeline looks for ``accumulating_parameters`` again
+            return {b.op: b.op.with_(layer=self._layer_of(b.parameters[0])) for b in self._bound if isinstance(b.op, ops.MMT)}
         return dict(zip(self._ops, self._norm(), strict=False))
+
+    def _layer_of(self, weight: str) -> str:
+        """The name of the product with that weight, by which a ``CustomRecipe`` knows the roles of its tensors."""
+        return self.name or ""
 
     def _shift(self, name: str, *, use: bool) -> Op | None:
         """The op that adds the bias ``name``; None where it is not used."""
@@ -174,7 +179,7 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, SetOptions):
                 parameter = materialized(parameter)
             with torch.no_grad(), nullcontext() if own.tracker is None else own.tracker():
                 own.init(parameter)
-            self._parameters[name] = as_parameter(parameter) if own.weight else parameter
+            self._parameters[name] = as_parameter(parameter, QuantizerRole("linear", "weight", self._layer_of(name))) if own.weight else parameter
         self._mark()
 
     @property

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fusible.compat.te_modules.base import default_init, device_of, forked
 from fusible.compat.te_modules.extra_state import DelayedExtraState
-from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse
+from fusible.compat.te_modules.parallel import Sharding, check_mode, layer_name, mark_shared, refuse
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.ops import Op
 from fusible.pytorch import ops
 from fusible.pytorch.engine.main_grads import first_microbatch
 from fusible.pytorch.ops.buffers import gradient_into, into
+from fusible.quantized import QuantizerRole
 from fusible.tex.calls.constructors import check_forward
 
 __all__ = ["GroupedLinear"]
@@ -34,6 +37,7 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
 
     return_bias: bool
     parallel_mode: str | None
+    name: str
     _draw: tuple[Callable[[torch.Tensor], Any], Callable[[], Any] | None]
 
     def __init__(
@@ -69,7 +73,7 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
         if sharding.size > 1 and bias:
             raise ArgumentError(expected("bias=False", of=f"GroupedLinear in {sharding.size} processes", got=True, do="add it after the exchange"))
         vars(self).update(return_bias=return_bias, _draw=(init_method or default_init, forked(get_rng_state_tracker, rng_tracker_name)))
-        vars(self).update(parallel_mode=parallel_mode)
+        vars(self).update(parallel_mode=parallel_mode, name=layer_name(name))
         super().__init__(
             num_gemms,
             sharding.share(in_features, parallel_mode, "row", "GroupedLinear's in_features"),
@@ -82,7 +86,7 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
             single_grouped_bias=single_grouped_bias,
             delay_wgrad_compute=delay_wgrad_compute,
         )
-        self.num_gemms, self.name, self.apply_bias = num_gemms, name, bias and not return_bias
+        self.num_gemms, self.apply_bias = num_gemms, bias and not return_bias
         self.tp_group, self.tp_size, self.sequence_parallel = sharding.group, sharding.size, sharding.sequence
         parameters = dict(self._parameters)
         if len(self._weight_names) == len(self._bias_names):  # group by group, as NVIDIA's module lists them
@@ -102,6 +106,12 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         return (*self._weight_names, *(() if self.return_bias else self._bias_names))
+
+    def make_op(self) -> Op:
+        return super().make_op().with_(layer=self.name or "")
+
+    def get_quantizer_roles(self, mode: str) -> list[QuantizerRole]:
+        return [replace(role, name=self.name or "") for role in super().get_quantizer_roles(mode)]
 
     def reset_parameters(self, defer_init: bool = False) -> None:
         """Fill the weights, group after group; biases are 0. What is on the meta device is made first. ``defer_init``: do nothing."""

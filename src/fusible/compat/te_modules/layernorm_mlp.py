@@ -97,7 +97,11 @@ class LayerNormMLP(TransformerEngineBaseModule):
         BaseModule.__init__(self, *self._norm(), products[0], first, middle, products[1], last)
 
     def _product(self, name: str, mode: str) -> Op:
-        return self.sharding.product(make_nvte_tensor(getattr(self, name)), mode if self.set_parallel_mode else None)
+        product = self.sharding.product(make_nvte_tensor(getattr(self, name)), mode if self.set_parallel_mode else None)
+        return product.with_(layer=self._layer_of(name))
+
+    def _layer_of(self, weight: str) -> str:
+        return ".".join(filter(None, (self.name, weight.removesuffix("_weight"))))
 
     def _mark(self) -> None:
         for name, dim in (("fc1_weight", 0), ("fc2_weight", 1), ("fc1_bias", 0)):

@@ -68,7 +68,7 @@ class _Product(TransformerEngineBaseModule):
         self.reset_parameters(defer_init=self._on_meta)
         joined = len(self.weight_names) > 1
         weight = self._stand_in(self.in_features) if joined else make_nvte_tensor(self._parameters[self.weight_names[0]])
-        product = self.sharding.product(weight, self.parallel_mode)
+        product = self.sharding.product(weight, self.parallel_mode).with_(layer=self._layer_of(self.weight_names[0]))
         if not self.apply_bias:
             shift = None
         elif joined:

@@ -13,7 +13,7 @@ from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.inference import InferenceParams
 from fusible.compat.te_modules.linear import LayerNormLinear, Linear
 from fusible.compat.te_modules.normalization import qk_norm
-from fusible.compat.te_modules.parallel import OVERLAP, Sharding, handed_on, part_name
+from fusible.compat.te_modules.parallel import OVERLAP, Sharding, handed_on, layer_name, part_name
 from fusible.compat.te_modules.rope import apply_rotary_pos_emb
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.pytorch.ops.basic.parallel import share
@@ -93,7 +93,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         self.bottom_right_diagonal, self.layer_number = bottom_right_diagonal, layer_number or 1
         self.input_layernorm, self.attention_type = input_layernorm, attention_type
         self.return_bias, self.return_layernorm_output = return_bias, return_layernorm_output
-        self.tp_group, self.tp_size, self.name = sharding.group, sharding.size, name
+        self.tp_group, self.tp_size, self.name = sharding.group, sharding.size, layer_name(name)
         self.qkv_weight_interleaved = qkv_weight_interleaved and fuse_qkv_params
         self.rotary_pos_interleaved, self.qk_norm_before_rope = rotary_pos_interleaved, qk_norm_before_rope
         self.num_attention_heads, self.num_gqa_groups, self.hidden_size_per_attention_head = num_attention_heads, groups, width
@@ -105,7 +105,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         common = handed_on(arguments, Linear, *own, *OVERLAP)
         inward = {**common, "init_method": init_method, "parallel_mode": "column" if set_parallel_mode else None}
         normalized = handed_on(arguments, LayerNormLinear, *own, "ub_overlap_rs") | {"eps": layernorm_epsilon, "ub_name": "qkv"}
-        self._add_projections(hidden_size, inward, {**normalized, **inward}, fuse_qkv_params)
+        self._add_projections(name, hidden_size, inward, {**normalized, **inward}, fuse_qkv_params)
         options = handed_on(arguments, DotProductAttention, *_OF_A_CALL)
         options |= {"kv_channels": width, "num_gqa_groups": groups, "layer_number": self.layer_number, "name": part_name(name, "core_attention")}
         self.core_attention = DotProductAttention(**options)
@@ -113,9 +113,10 @@ class MultiheadAttention(FastSetattr, nn.Module):
         overlap = {"ub_overlap_rs": ub_overlap_rs, "ub_overlap_ag": ub_overlap_ag, "ub_name": "proj"}
         self.proj = Linear(self.hidden_size_q, hidden_size, return_bias=return_bias, name=part_name(name, "proj"), **outward, **overlap)
 
-    def _add_projections(self, hidden_size: int, inward: dict[str, Any], normalized: dict[str, Any], fused: bool) -> None:
-        """Add the layers that project to q, k and v. ``inward``: the options of a ``Linear``; ``normalized``: those of a ``LayerNormLinear``."""
-        q, kv, name = self.hidden_size_q, self.hidden_size_kv, self.name
+    def _add_projections(self, name: str | None, hidden_size: int, inward: dict[str, Any], normalized: dict[str, Any], fused: bool) -> None:
+        """Add the layers that project to q, k and v. ``name``: what this one was given; ``inward``: the options of a ``Linear``;
+        ``normalized``: those of a ``LayerNormLinear``."""
+        q, kv = self.hidden_size_q, self.hidden_size_kv
         if self.attention_type == "self":
             parts = None if fused else {"query": q, "key": kv, "value": kv}
             if self.input_layernorm:

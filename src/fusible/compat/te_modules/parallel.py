@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from fusible.nvte import Tensor
 from fusible.ops import Op
 from fusible.pytorch.ops.basic.parallel import group_size, parallel_product, share
 
-__all__ = ["OVERLAP", "Sharding", "check_mode", "handed_on", "mark_shared", "part_name", "refuse", "refuse_delay"]
+__all__ = ["OVERLAP", "Sharding", "check_mode", "handed_on", "layer_name", "mark_shared", "part_name", "refuse", "refuse_delay"]
 
 
 OVERLAP = ("ub_bulk_wgrad", "ub_bulk_dgrad", "ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad")
@@ -30,8 +31,16 @@ def _parameters(of: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(of).parameters if name != "self")
 
 
+_unnamed = itertools.count(1)
+
+
+def layer_name(name: str | None) -> str:
+    """The name of a layer that was given ``name``. Those that were given none are counted, as by NVIDIA's modules."""
+    return f"Layer_{next(_unnamed)}" if name is None else name
+
+
 def part_name(name: str | None, part: str) -> str | None:
-    """The name of a layer inside the one that has ``name``; None where that has none."""
+    """The name that is given to a layer inside the one that was given ``name``; None where that was given none."""
     return None if name is None else f"{name}.{part}"
 
 

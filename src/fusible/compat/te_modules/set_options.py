@@ -23,7 +23,7 @@ class SetOptions(BaseModule):
     when they are set; scales and amax histories stay. One that chose which ops there are (``chosen_options``) keeps its value. ``ArgumentError`` or
     ``DTypeError`` for another one, and for a value that the constructor refuses; nothing has changed then."""
 
-    read_options: ClassVar[frozenset[str]] = frozenset({"eps", "fuse_wgrad_accumulation", "zero_centered_gamma"})
+    read_options: ClassVar[frozenset[str]] = frozenset({"eps", "fuse_wgrad_accumulation", "name", "zero_centered_gamma"})
     chosen_options: ClassVar[frozenset[str]] = frozenset({"normalization", "return_layernorm_output"})
     _kinds: ClassVar[Mapping[str, Kind]] = {}
     """What the annotations of the constructors of the class and its bases allow."""

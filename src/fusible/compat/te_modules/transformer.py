@@ -13,7 +13,7 @@ from fusible.compat.te_modules.inference import InferenceParams
 from fusible.compat.te_modules.layernorm_mlp import LayerNormMLP
 from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
-from fusible.compat.te_modules.parallel import OVERLAP, Sharding, handed_on, part_name
+from fusible.compat.te_modules.parallel import OVERLAP, Sharding, handed_on, layer_name
 from fusible.errors import ArgumentError, expected
 from fusible.tex.calls.constructors import check_constructor, check_forward
 
@@ -117,19 +117,19 @@ class TransformerLayer(FastSetattr, nn.Module):
         self.self_attn_mask_type, self.window_size, self.bottom_right_diagonal = self_attn_mask_type, window_size, bottom_right_diagonal
         self.enc_dec_attn_mask_type, self.enc_dec_window_size = enc_dec_attn_mask_type, enc_dec_window_size
         self.enc_dec_bottom_right_diagonal, self.softcap = enc_dec_bottom_right_diagonal, softcap
-        self.layer_number, self.layer_type, self.output_layernorm, self.name = layer_number, layer_type, output_layernorm, name
+        self.layer_number, self.layer_type, self.output_layernorm, self.name = layer_number, layer_type, output_layernorm, layer_name(name)
         self.apply_residual_connection_post_layernorm, self.parallel_attention_mlp = apply_residual_connection_post_layernorm, parallel_attention_mlp
         self.tp_size, self.sequence_parallel, self.seq_length = sharding.size, sharding.sequence, seq_length
         self.hidden_dropout = hidden_dropout
         arguments |= {name: ub_tp_comm_overlap and arguments[name] for name in OVERLAP}
         returned: dict[str, Any] = {"return_layernorm_output": apply_residual_connection_post_layernorm, "return_bias": not parallel_attention_mlp}
         attention = handed_on(arguments, MultiheadAttention, *_OF_A_CALL) | returned | {"qkv_format": attn_input_format}
-        before: dict[str, Any] = {"input_layernorm": not output_layernorm, "name": part_name(name, "self_attention")}
+        before: dict[str, Any] = {"input_layernorm": not output_layernorm, "name": f"{self.name}.self_attention"}
         self.self_attention = MultiheadAttention(**{**attention, **before})
         if layer_type == "decoder":
             cross: dict[str, Any] = {"attn_mask_type": enc_dec_attn_mask_type, "input_layernorm": True, "attention_type": "cross"}
-            self.inter_attention = MultiheadAttention(**{**attention, **cross, "name": part_name(name, "inter_attention")})
-        mlp = handed_on(arguments, LayerNormMLP) | returned | {"eps": layernorm_epsilon, "name": part_name(name, "layernorm_mlp")}
+            self.inter_attention = MultiheadAttention(**{**attention, **cross, "name": f"{self.name}.inter_attention"})
+        mlp = handed_on(arguments, LayerNormMLP) | returned | {"eps": layernorm_epsilon, "name": f"{self.name}.layernorm_mlp"}
         self.layernorm_mlp = LayerNormMLP(**mlp)
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0.0 else None
         if output_layernorm:

@@ -29,7 +29,6 @@ OUTPUT_BUFFER_KEY = "output"
 GRAD_INPUT_BUFFER_KEY = "grad_input"
 """The keyword by which it is given memory for the gradient of its input."""
 
-_WEIGHT = QuantizerRole("grouped_linear", "weight")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -149,7 +148,7 @@ class GroupedLinear(WithParameters):
                 for part in values if values.dim() == 3 else (values,):
                     self._draw_weight(part)
                 if values is weight:
-                    setattr(self, name, as_parameter(weight, _WEIGHT))
+                    setattr(self, name, as_parameter(weight, self.get_quantizer_roles("forward")[1]))
                 else:
                     weight.copy_(values)
             for name in self._bias_names:
