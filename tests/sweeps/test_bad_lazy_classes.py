@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from scores import Scores, score
 from test_bad_lazy_calls import _wrong
 
 from fusible import lazy
+from fusible.errors import DTypeError
 from fusible.lazy.engine import pjrt, plugins
+from fusible.lazy.flat_ir.ops.elementwise import TanhOp
+from fusible.lazy.frontend import record
+from fusible.lazy.trace import TraceOp
 
 F32 = lazy.float32
 FUNCTION = ctypes.CDLL(None).puts
@@ -161,3 +168,37 @@ def test_every_bad_call_is_refused_clearly(cases: dict[str, Case]) -> None:
     print(f"{scores.counts.total()} bad calls of {len(cases)}: {dict(scores.counts)}")
     assert not scores.unclear, "\n".join(scores.unclear)
     assert scores.counts["clear"] > 600
+
+
+class Shifted(TraceOp):
+    """An operation from outside of the package, with attributes of any kind."""
+
+    first: Any
+    second: Any = 0
+
+    def to_flat_ir(self, inputs: Any, outputs: Any) -> None:
+        TanhOp(list(inputs), list(outputs))
+
+
+STAYING = (3, 0.5, math.nan, True, None, "a", (1, (2.5, "b")), F32, frozenset({1}), len)
+CHANGING = ([1], [], {"a": 1}, {1}, bytearray(b"a"), np.ones(2), lazy.ones((2,)), torch.ones(2), (1, [2]), ((), ({},)))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_an_operation_takes_attributes_that_stay_as_they_are(name: str, compiled: bool) -> None:
+    x = lazy.Tensor([0.0, 1.0])
+
+    def run(value: Any) -> list[float]:
+        def shifted(x: Any) -> Any:
+            return record(Shifted(**{"first": 1, name: value}), x)
+
+        return (lazy.compile(shifted, args=[lazy.InputInfo((2,), F32)]) if compiled else shifted)(x).tolist()
+
+    for value in STAYING:
+        for _ in range(2):
+            assert run(value) == pytest.approx([0.0, math.tanh(1.0)])
+    for value in CHANGING:
+        with pytest.raises(DTypeError, match=rf"{name} of the operation Shifted( of compile)?: expected a value with a hash, .*, got a ") as caught:
+            run(value)
+        assert type(value).__name__ in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from fusible.errors import DTypeError, expected
 from fusible.lazy.device import device
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir import FlatIRTensor
@@ -41,8 +42,12 @@ class TraceOp(Operation):
     inputs = ()
     outputs = ()
 
+    _from_outside: ClassVar[bool] = False
+    """Whether the class is none of the package's, whose attributes are known to have a hash."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        cls._from_outside = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
         TRACE_OPS[cls.__name__.lower()] = cls
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
@@ -80,8 +85,19 @@ class TraceOp(Operation):
         raise NotImplementedError
 
     def bind(self, inputs: tuple[TraceTensor, ...], outputs: tuple[TraceTensor, ...]) -> None:
+        """Make it the operation on ``inputs`` that gives ``outputs``. Raises ``DTypeError`` where an attribute cannot be part of a program's key."""
+        if self._from_outside:
+            self._check_hashes()
         self.inputs: tuple[TraceTensor, ...] = inputs
         self.outputs: tuple[TraceTensor, ...] = outputs
+
+    def _check_hashes(self) -> None:
+        named = {name: getattr(self, name) for name in attribute_names(type(self))} if type(self).key is TraceOp.key else {"key": self.key()}
+        for name, value in named.items():
+            if not _stays(value):
+                got = f"a {type(value).__name__}" + (" of items without one" if isinstance(value, tuple) else "")
+                of, do = f"{name} of the operation {type(self).__name__}", "pass numbers or tuples, and a tensor as an operand"
+                raise DTypeError(expected("a value with a hash, which stays as it is", of=of, got=got, do=do))
 
     def output(self, device: device, source: Source, name: str | None = None) -> TraceTensor:
         """The one output of an operation without operands, which is bound to it."""
@@ -94,3 +110,12 @@ class TraceOp(Operation):
     def describe(self, operands: Sequence[str]) -> str:
         """``unaryelementwise(t0, kind=Kind.TANH)`` for the operand names ``["t0"]``."""
         return f"{type(self).__name__.lower()}({', '.join([*operands, *self.attributes()])})"
+
+
+def _stays(value: object) -> bool:
+    """Whether a value can be part of a key: it has a hash, and is no memory that others may write to."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return not hasattr(type(value), "__dlpack__")
