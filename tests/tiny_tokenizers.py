@@ -61,8 +61,10 @@ def trained(kind: str = "byte level", vocabulary: int = 600) -> tokenizers.Token
     return tokenizers.Tokenizer.from_str(_serialized(kind, vocabulary))
 
 
-def save_tokenizer(folder: Path, kind: str = "byte level", vocabulary: int = 600, chat_template: str | None = CHATML) -> PreTrainedTokenizerFast:
-    """Write the tokenizer's files, and return transformers' own."""
+def save_tokenizer(
+    folder: Path, kind: str = "byte level", vocabulary: int = 600, chat_template: str | dict[str, str] | None = CHATML
+) -> PreTrainedTokenizerFast:
+    """Write the tokenizer's files, and return transformers' own. ``chat_template``: one, or several by name."""
     made = PreTrainedTokenizerFast(
         tokenizer_object=trained(kind, vocabulary), unk_token="<unk>", bos_token="<s>", eos_token="</s>", additional_special_tokens=SPECIAL[3:]
     )

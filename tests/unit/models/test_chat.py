@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_tokenizers import CHATML, save_tokenizer
+from transformers import AutoTokenizer
 
 from fusible.errors import ArgumentError, CheckpointError
 from fusible.models.text import ChatTemplate, Tokenizer
@@ -114,6 +116,55 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     assert ChatTemplate.from_folder(tmp_path).render(messages) == "five x"  # type: ignore[union-attr]
     (tmp_path / "chat_template.jinja").write_text("six")
     assert ChatTemplate.from_folder(tmp_path).render(messages) == "six"  # type: ignore[union-attr]
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "é <x>", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.mark.parametrize("form", ["files", "a list", "chat_template.json"])
+@pytest.mark.parametrize("names", [["default", "tool_use"], ["default", "rag"], ["tool_use", "default", "rag"]])
+@pytest.mark.parametrize("tools", [None, [], TOOLS])
+def test_tools_take_the_template_of_tools_as_in_transformers(tmp_path: Path, form: str, names: list[str], tools: Any) -> None:
+    templates = {name: f"{name} {{{{ tools | tojson }}}} {{{{ messages[0].content }}}}" for name in names}
+    theirs = save_tokenizer(tmp_path, chat_template=templates)
+    if form != "files":
+        shutil.rmtree(tmp_path / "additional_chat_templates")
+        (tmp_path / "chat_template.jinja").unlink()
+        path = tmp_path / ("tokenizer_config.json" if form == "a list" else form)
+        config = json.loads(path.read_text()) if path.exists() else {}
+        listed = [{"name": name, "template": template} for name, template in templates.items()]
+        path.write_text(json.dumps({**config, "chat_template": [*listed, {"name": [], "template": "x"}, {"name": "default"}, 3]}))
+    ours = ChatTemplate.from_folder(tmp_path)
+    assert ours is not None
+    assert ours.render(CHATS[0], tools=tools) == theirs.apply_chat_template(CHATS[0], tools=tools, tokenize=False, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    "sent", [["reasoning_content"], ["thinking"], ["reasoning"], ["reasoning", "thinking"], ["thinking", "reasoning_content"], []]
+)
+def test_reasoning_is_told_by_each_name_as_in_transformers(tmp_path: Path, sent: list[str]) -> None:
+    template = "{% for m in messages %}{{ m.role }} {{ m.reasoning_content }} {{ m.thinking }} {{ m.reasoning }}{% endfor %}"
+    theirs, ours = save_tokenizer(tmp_path, chat_template=template), ChatTemplate(template)
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", **{name: f"by {name}" for name in sent}}]
+    assert ours.render(chat) == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_template_has_the_special_tokens_of_a_model(tmp_path: Path) -> None:
+    template = "{{ bos_token }} {{ image_token }} {{ boi_token }} {{ other_token }} {{ eos_token }}"
+    save_tokenizer(tmp_path, chat_template=template)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for own in (
+        {"image_token": "<i>"},
+        {"boi_token": {"__type": "AddedToken", "content": "<b>"}, "image_token": "<i>", "add_bos_token": True},
+        {"extra_special_tokens": {"image_token": "<i>"}, "other_token": "<o>"},
+        {"model_specific_special_tokens": {"other_token": "<o>"}},
+    ):
+        path.write_text(json.dumps({**config, **own}))
+        theirs, tokens = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.from_folder(tmp_path).special_tokens
+        assert tokens == theirs.special_tokens_map
+        ours = ChatTemplate.from_folder(tmp_path, tokens)
+        assert ours is not None and ours.render(CHATS[0]) == theirs.apply_chat_template(CHATS[0], tokenize=False)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer"]
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPECIAL = "_token"
+"""What the names of special tokens end with: ``bos_token``, ``eos_token``, ..., and those that a model has of its own, as ``image_token``."""
+_OWN = ("extra_special_tokens", "model_specific_special_tokens")
+"""Entries that may have these by name."""
 _DO = "save the tokenizer with transformers' AutoTokenizer.from_pretrained(...).save_pretrained"
 
 
@@ -48,7 +51,9 @@ class Tokenizer:
         content = read_file(place / "tokenizer.json", do=_DO)
         made = _parsed(content, str(place / "tokenizer.json"))
         named = {**read_config(place, "special_tokens_map.json"), **read_config(place, "tokenizer_config.json")}
-        special = {name: text for name in _SPECIAL if (text := token_text(named.get(name))) is not None}
+        special = {name: text for name, value in named.items() if name.endswith(_SPECIAL) and (text := token_text(value)) is not None}
+        for own in (named.get(name) for name in _OWN):
+            special |= {name: text for name, value in own.items() if (text := token_text(value)) is not None} if isinstance(own, dict) else {}
         ends = read_config(place, "generation_config.json").get("eos_token_id", read_config(place, "config.json").get("eos_token_id"))
         return cls(made, special, [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)])
 
