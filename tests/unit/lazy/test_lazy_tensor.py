@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
-from typing import get_args
+import pickle
+from collections.abc import Callable
+from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 
 import fusible
 from fusible import lazy
-from fusible.errors import ArgumentError, DTypeError, ShapeError
+from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError
 from fusible.lazy.evaluation.executor import CACHE
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.trace.storage import Storage
@@ -201,3 +204,51 @@ def test_types_for_annotations_hold_what_functions_take() -> None:
     assert not isinstance("2", lazy.types.TensorLike)
     assert isinstance(4, lazy.types.IntLike) and isinstance(size, lazy.types.IntLike) and not isinstance(lazy.ones(2), lazy.types.IntLike)
     assert get_args(lazy.types.ShapeLike) == (lazy.types.IntLike,)
+
+
+COPIED: dict[str, Callable[[Any], Any]] = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "copy": copy.copy, "deepcopy": copy.deepcopy}
+DTYPES = [getattr(lazy, name) for name in lazy.__all__ if isinstance(getattr(lazy, name), lazy.dtype) and name not in ("floating", "integer")]
+
+
+@pytest.mark.parametrize("way", COPIED)
+@pytest.mark.parametrize("of", DTYPES, ids=str)
+def test_a_copy_of_a_tensor_has_its_value(way: str, of: lazy.dtype) -> None:
+    x = lazy.Tensor(lazy.Tensor([0.0, 1.0, 3.0]).cast(of).numpy(), device=lazy.device("cpu"), name="x")
+    for tensor in (x, lazy.concatenate([x, x], 0), lazy.concatenate([x, x], 0).eval()):  # the second has none yet
+        made = COPIED[way](tensor)
+        assert (made.dtype, made.shape, str(made.device), made.name) == (of, tensor.shape, str(tensor.device), tensor.name)
+        assert made is not tensor and made.numpy().tobytes() == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("way", COPIED)
+def test_a_copy_in_a_function_that_is_compiled_is_the_same_value(way: str) -> None:
+    if way == "pickle":
+        with pytest.raises(FusibleError):
+            lazy.compile(lambda x: COPIED[way](x * 2.0), args=[lazy.InputInfo((2,), lazy.float32)])
+    else:
+        doubled = lazy.compile(lambda x: COPIED[way](x * 2.0) + 1.0, args=[lazy.InputInfo((2,), lazy.float32)])
+        assert doubled(lazy.ones((2,))).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("way", COPIED)
+def test_a_copy_of_what_holds_tensors_has_their_values(way: str) -> None:
+    module = lazy.Sequential(lazy.Linear(2, 3), lazy.Linear(3, 3))
+    module[0].initialize_dummy_parameters()
+    made = COPIED[way](module)
+    assert made[0](lazy.ones((1, 2))).tolist() == module[0](lazy.ones((1, 2))).tolist()
+    assert isinstance(made[1].weight, lazy.DefaultParameter) and made[1].weight.shape == (3, 3)
+    size = COPIED[way](lazy.DimensionSize(4))
+    assert type(size) is lazy.DimensionSize and size.tolist() == 4 and lazy.ones((size, 2)).shape == (4, 2)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_executable_is_copied_and_saved_but_not_pickled() -> None:
+    executable = lazy.compile(lambda x: x + 1.0, args=[lazy.InputInfo(((1, 2, 4), 2), lazy.float32)])
+    for way in ("copy", "deepcopy"):
+        made = COPIED[way](executable)
+        assert made(lazy.ones((3, 2))).tolist() == [[2.0, 2.0]] * 3
+        made.stream = lazy.Stream()
+        assert executable.stream is not made.stream
+    with pytest.raises(
+        NotServedError, match=r"^a pickle of the Executable .*: expected a file of its own, got a pickle; write it by its save\(path\)"
+    ):
+        pickle.dumps({"executable": executable})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from fusible.errors import ArgumentError, FusibleError, ShapeError, check_path, check_switch, expected
+from fusible.errors import ArgumentError, FusibleError, NotServedError, ShapeError, check_path, check_switch, expected
 from fusible.lazy.assumptions import Condition
 from fusible.lazy.compilation import saving
 from fusible.lazy.compilation.argument_checks import ArgumentCheck
@@ -231,6 +231,18 @@ class Executable:
         check_path(path, "path of Executable.load")
         check_switch(trust_binary, "trust_binary of Executable.load")
         return saving.load(cls, path, trust_binary)
+
+    def __copy__(self) -> Executable:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
+        return self.__copy__()  # but for its stream, nothing of it changes
+
+    def __reduce__(self) -> NoReturn:
+        do = "write it by its save(path), and read it by Executable.load(path)"
+        raise NotServedError(expected("a file of its own", of=f"a pickle of the Executable {self.name}", got="a pickle", do=do))
 
     @property
     def saved(self) -> Saved:

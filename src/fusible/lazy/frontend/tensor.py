@@ -172,6 +172,19 @@ class Tensor(metaclass=TensorMeta):
         """The value as a numpy array (bfloat16 and float8 by ``ml_dtypes``). It shares the tensor's memory: do not write to it."""
         return executor.evaluate(self.trace_tensor)
 
+    def __copy__(self) -> Tensor:
+        return type(self).from_trace_tensor(self.trace_tensor)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if executor.awaits_call(self.trace_tensor):  # there is no value yet, and none is made of what is recorded but by a call
+            return self.__copy__()
+        make, arguments = self.__reduce__()
+        return make(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds the value, and not how it came about."""
+        return Tensor, (self.numpy(), self.dtype, self.device, self.name)
+
     @shows_user
     def tolist(self) -> Any:
         """The value as nested lists of Python numbers."""
@@ -294,6 +307,15 @@ class DimensionSize(Tensor):
         self._recorded: TraceTensor | None = None
         if name is not None:
             self.trace_tensor.name = name
+
+    def __copy__(self) -> DimensionSize:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DimensionSize:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (DimensionSize, (self.expression,)) if isinstance(self.expression, int) else super().__reduce__()
 
     @property
     def trace_tensor(self) -> TraceTensor:  # type: ignore[override] - recorded where it is first used as a tensor

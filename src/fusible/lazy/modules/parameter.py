@@ -81,6 +81,13 @@ class DefaultParameter(Tensor):
     def size(self) -> int:
         return math.prod(self._shape)
 
+    def __copy__(self) -> DefaultParameter:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DefaultParameter:
+        make, arguments = self.__reduce__()
+        return make(*arguments)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self._shape, self._dtype, self.alternatives, self.optional, self.label)
 
