@@ -11,6 +11,7 @@ extern const Kernels kernels;
 
 const Kernels kernels = {
     {adam<Decay::Nothing>, adam<Decay::Gradient>, adam<Decay::Update>},
+    {adam_amaxes<Decay::Nothing>, adam_amaxes<Decay::Gradient>, adam_amaxes<Decay::Update>},
     {sgd<false>, sgd<true>},
     {sum_of_squares<float>, sum_of_squares<f16>, sum_of_squares<bf16>},
     {{scale<float, float>, scale<float, f16>, scale<float, bf16>},

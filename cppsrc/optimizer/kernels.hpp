@@ -25,18 +25,29 @@ struct AdamStep {
     float weight_decay;
 };
 
+/// A run of elements. Numbers of float16 and of E4M3 are codes times `decode`, and what is written is multiplied by `encode` before its rounding.
+struct Elements {
+    void* data;
+    ElementKind kind;
+    float decode;
+    float encode;
+};
+
 /// A run of elements of one parameter.
 struct AdamRun {
-    const void* gradient;
-    void* weight;  // read and written
-    void* first;
-    void* second;
-    void* copy;  // written as the weight is, or null
-    ElementKind gradient_kind;
-    ElementKind weight_kind;
-    ElementKind first_kind;
-    ElementKind second_kind;
-    ElementKind copy_kind;
+    Elements gradient;
+    Elements weight;  // read and written
+    Elements first;
+    Elements second;
+    Elements copy;            // written as the weight is; of null, where there is none
+    std::int16_t* remainder;  // the lower words of a weight whose upper ones are bf16, or null
+};
+
+/// The bits of the largest magnitudes that a step makes.
+struct AdamAmaxes {
+    std::int32_t first;
+    std::int32_t second;
+    std::int32_t weight;  // 0 where it is not asked for
 };
 
 /// The numbers of one step of stochastic gradient descent.
@@ -53,19 +64,17 @@ struct SgdStep {
 
 /// A run of elements of one parameter.
 struct SgdRun {
-    const void* gradient;
-    void* weight;  // read and written
-    void* momentum;
-    void* copy;  // written as the weight is, or null
-    ElementKind gradient_kind;
-    ElementKind weight_kind;
-    ElementKind momentum_kind;
-    ElementKind copy_kind;
+    Elements gradient;
+    Elements weight;  // read and written
+    Elements momentum;
+    Elements copy;  // written as the weight is; of null, where there is none
 };
 
 struct Kernels {
     /// By what weight decay is added to.
     void (*adam[3])(const AdamRun& run, std::size_t count, const AdamStep& step);
+    /// By the same: what a step would make, of which nothing is written.
+    AdamAmaxes (*adam_amaxes[3])(const AdamRun& run, std::size_t count, const AdamStep& step, bool of_weights);
     /// By whether there is momentum.
     void (*sgd[2])(const SgdRun& run, std::size_t count, const SgdStep& step);
     /// By source type: the sum of the squares, in double.

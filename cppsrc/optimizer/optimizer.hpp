@@ -16,6 +16,12 @@ void multi_tensor_adam(const TensorList& gradients, const TensorList& weights, c
                        const TensorList& masters, double lr, double beta1, double beta2, double epsilon, double correction1, double correction2,
                        bool decoupled, double weight_decay, int num_threads);
 
+/// The same of moments and masters that are held in few bits, each tensor with a scale; see the stub for every argument.
+void multi_tensor_adam_scaled(const TensorList& gradients, const TensorList& weights, const TensorList& first, const TensorList& second,
+                              const TensorList& first_scales, const TensorList& second_scales, const TensorList& masters,
+                              const TensorList& master_scales, double lr, double beta1, double beta2, double epsilon, double correction1,
+                              double correction2, bool decoupled, double weight_decay, int num_threads);
+
 /// The L2 norm over all tensors, and that of each.
 std::pair<double, std::vector<double>> multi_tensor_l2norm(const TensorList& tensors, int num_threads);
 

@@ -31,16 +31,16 @@ inline void sgd_block(const float* gradient, float* weight, float* momentum, std
 template <bool Momentum>
 void sgd(const SgdRun& run, std::size_t count, const SgdStep& step) {
     for (std::size_t begin = 0; begin < count; begin += kOperandBlock) {
-        const auto length = static_cast<std::int64_t>(count - begin < kOperandBlock ? count - begin : kOperandBlock);
-        Block gradient(run.gradient, run.gradient_kind, begin);
-        Block weight(run.weight, run.weight_kind, begin);
-        Block momentum(run.momentum, run.momentum_kind, begin);
+        const std::int64_t length = block_length(begin, count);
+        Block gradient(run.gradient, begin);
+        Block weight(run.weight, begin);
+        Block momentum(run.momentum, begin);
         float* const w = weight.read(length);
         float* const m = Momentum ? momentum.read(length) : nullptr;
         sgd_block<Momentum>(gradient.read(length), w, m, length, step);
         weight.write(w, length);
         if (Momentum) momentum.write(m, length);
-        if (run.copy != nullptr) Block(run.copy, run.copy_kind, begin).write(w, length);
+        if (run.copy.data != nullptr) Block(run.copy, begin).write(w, length);
     }
 }
 

@@ -82,20 +82,21 @@ OPEN: dict[str, frozenset[str]] = {
         "bgrad_group_quantize", "compute_amax", "dbias_dsrelu", "dsreglu", "dsrelu", "fused_qkv_rope_backward", "fused_qkv_rope_forward",
         "fused_rope_backward", "fused_rope_forward", "group_quantize", "group_scaled_clamped_swiglu", "group_scaled_swiglu",
         "moe_unpermute_bwd", "multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_adam_fp8",
-        "multi_tensor_l2norm", "multi_tensor_quantize", "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_sgd",
-        "multi_tensor_unscale_l2norm", "nvfp4_group_quantize_with_amax", "prim_dropout", "prim_dropout_backward",
+        "multi_tensor_adam_scaled", "multi_tensor_l2norm", "multi_tensor_quantize", "multi_tensor_scale", "multi_tensor_scale_tensor",
+        "multi_tensor_sgd", "multi_tensor_unscale_l2norm", "nvfp4_group_quantize_with_amax", "prim_dropout", "prim_dropout_backward",
         "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu", "scaled_masked_softmax_backward",
         "scaled_upper_triang_masked_softmax_forward", "split_quantize", "thd_out_correction", "thd_second_half_lse_correction",
     }),
     "inf": frozenset({
         "bgrad_group_quantize", "dbias_dsrelu", "dsreglu", "dsrelu", "group_quantize", "group_scaled_clamped_swiglu",
         "group_scaled_swiglu", "layernorm_fwd", "moe_unpermute_bwd", "multi_tensor_adam_capturable", "multi_tensor_adam_fp8",
-        "multi_tensor_l2norm", "multi_tensor_quantize", "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_unscale_l2norm",
+        "multi_tensor_adam_scaled", "multi_tensor_l2norm", "multi_tensor_quantize", "multi_tensor_scale", "multi_tensor_scale_tensor",
+        "multi_tensor_unscale_l2norm",
         "prim_dropout", "prim_dropout_backward", "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu",
         "scaled_masked_softmax_backward", "scaled_softmax_forward", "scaled_upper_triang_masked_softmax_forward", "thd_out_correction",
     }),
     "finite": frozenset({
-        "group_scaled_swiglu", "multi_tensor_adam_capturable",
+        "group_scaled_swiglu", "multi_tensor_adam_capturable", "multi_tensor_adam_scaled",
     }),
 }  # fmt: skip
 """Functions for which float64 does not determine the result of a kind: one formula forms a product of zero and infinity and another does not, a flag

@@ -375,6 +375,30 @@ def multi_tensor_adam(
     from them and written to both. ``correction1`` and ``correction2`` divide the moments; ``decoupled`` is AdamW.
     """
 
+def multi_tensor_adam_scaled(
+    gradients: Sequence[TensorLike],
+    weights: Sequence[TensorLike],
+    first: Sequence[TensorLike],
+    second: Sequence[TensorLike],
+    first_scales: Sequence[TensorLike],
+    second_scales: Sequence[TensorLike],
+    masters: Sequence[TensorLike],
+    master_scales: Sequence[TensorLike],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    correction1: float,
+    correction2: float,
+    decoupled: bool,
+    weight_decay: float,
+    num_threads: int = 0,
+) -> None:
+    """``multi_tensor_adam`` of moments and masters that may be float16 or E4M3 (uint8) with a scale each, float32, one number; where a tensor has
+    none, an empty one has its place (``tex.multi_tensor_adam_scaled``). ``masters`` may be int16 remainders of bfloat16 weights; both lists of
+    masters may be empty. Two passes, the first of which writes nothing: what is encoded has to be known by its largest number.
+    """
+
 def multi_tensor_l2norm(tensors: Sequence[TensorLike], num_threads: int = 0) -> tuple[float, list[float]]:
     """The L2 norm over all tensors, and that of each, summed in double in an order that does not depend on the threads."""
 

@@ -237,6 +237,10 @@ def multi_tensor_adam_param_remainder(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], lr: Finite, beta1: Decay, beta2: Decay, epsilon: Epsilon, step:
     Size, mode: BooleanNumber, bias_correction: BooleanNumber, weight_decay: Finite
 ) -> None: ...
+def multi_tensor_adam_scaled(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], lr: Finite, beta1: Decay, beta2: Decay, epsilon: Epsilon, step:
+    Size, mode: BooleanNumber, bias_correction: BooleanNumber, weight_decay: Finite
+) -> None: ...
 def multi_tensor_compute_scale_and_scale_inv(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], max_fp8: Positive, force_pow_2_scales: bool, epsilon: Epsilon
 ) -> None: ...

@@ -146,6 +146,11 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "multi_tensor_adam_fp8": lambda: {
         **FLAG, "tensor_lists": [*lists(BF16, torch.uint8, FP32, FP32, FP32), *ONE], **ADAM, "fp8_dtype": DType.kFloat8E4M3,
     },
+    "multi_tensor_adam_scaled": lambda: {
+        **FLAG,
+        "tensor_lists": [*lists(BF16, BF16, torch.uint8, torch.float16), *ONE[:2], *lists(torch.float16), ONE[2]],
+        **ADAM,
+    },
     "multi_tensor_adam_capturable_master": lambda: {**FLAG, "tensor_lists": lists(BF16, BF16, BF16, BF16, FP32), **ON_DEVICE},
     "multi_tensor_adam_capturable": lambda: {**FLAG, "tensor_lists": lists(BF16, BF16, BF16, BF16), **ON_DEVICE},
     "multi_tensor_sgd": lambda: {**FLAG, "tensor_lists": lists(BF16, BF16, BF16), **SGD},

@@ -43,6 +43,7 @@ CASTS = {
     "multi_tensor_unscale_l2norm": "chunk_size, noop_flag, tensor_lists, inv_scale, per_tensor_python",
     "multi_tensor_adam_param_remainder": ADAM,
     "multi_tensor_adam_fp8": f"{ADAM}, fp8_dtype",
+    "multi_tensor_adam_scaled": ADAM,
     "multi_tensor_adam_capturable": f"{ADAM}, inv_scale",
     "multi_tensor_adam_capturable_master": f"{ADAM}, inv_scale",
     "multi_tensor_sgd": "chunk_size, noop_flag, tensor_lists, wd, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale",

@@ -229,12 +229,23 @@ def norm_bwd() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@_call("weights", "first", "second", "masters")
-def multi_tensor_adam() -> dict[str, Any]:
+def _adam() -> dict[str, Any]:
     lists = {name: [_x(ROWS, COLS, seed=i)] for i, name in enumerate(("gradients", "weights", "first", "second", "masters"))}
     lists["second"][0].abs_()
     numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "correction1": 0.1, "correction2": 0.01, "decoupled": True}
     return {**lists, **numbers, "weight_decay": 0.1}
+
+
+@_call("weights", "first", "second", "masters")
+def multi_tensor_adam() -> dict[str, Any]:
+    return _adam()
+
+
+@_call("weights", "first", "second", "first_scales", "second_scales", "masters", "master_scales")
+def multi_tensor_adam_scaled() -> dict[str, Any]:
+    scales = {name: [torch.full((1,), 0.25 * i)] for i, name in enumerate(("first_scales", "second_scales", "master_scales"), 1)}
+    of_bytes = {name: [torch.arange(ROWS * COLS).remainder(100).to(torch.uint8).reshape(ROWS, COLS)] for name in ("first", "second")}
+    return {**_adam(), **scales, **of_bytes, "masters": [_x(ROWS, COLS, seed=4).half()]}
 
 
 @_call("weights", "momenta", "copies")

@@ -529,6 +529,32 @@ def multi_tensor_adam(m: Maker) -> Call:
     return _ListCall("multi_tensor_adam", arguments, {"weights": want, "first": mean}, {"weights": 4 * _tolerance(dtype), "first": _tolerance(dtype)})
 
 
+@_generator
+def multi_tensor_adam_scaled(m: Maker) -> Call:
+    """Of moments as codes: the weights that they lead to, and the scales that belong to the new ones; masters of each kind."""
+    count, coded = m.size(), m.rng.random() < 0.5
+    g, first = (
+        m.x(count, dtype=m.dtype()),
+        m.guards.place(_encoded(torch.randn(count, generator=m.torch) * 40, torch.float8_e4m3fn).view(torch.uint8)),
+    )
+    second = m.x(count, dtype=torch.float16).abs_()
+    scales = [m.guards.place(torch.tensor([value])) for value in (2.0**-7, 0.25)]
+    masters, weights = m.x(count, dtype=torch.float16 if coded else torch.float32), m.x(count, dtype=m.dtype())
+    start = masters.double() * (0.5 if coded else 1)
+    mean = 0.9 * first.view(torch.float8_e4m3fn).double() * 2.0**-7 + 0.1 * g.double()
+    square = 0.99 * second.double() * 0.25 + 0.01 * g.double() ** 2
+    want = start - 0.1 * ((mean / 0.5) / ((square / 0.25).sqrt() + 1e-3) + 0.01 * start)
+    arguments = {
+        "gradients": [g], "weights": [weights], "first": [first], "second": [second], "first_scales": [scales[0]], "second_scales": [scales[1]],
+        "masters": [masters], "master_scales": [m.guards.place(torch.full((1 if coded else 0,), 0.5))], "lr": 0.1, "beta1": 0.9, "beta2": 0.99,
+        "epsilon": 1e-3, "correction1": 0.5, "correction2": 0.25, "decoupled": True, "weight_decay": 0.01, "num_threads": m.threads(),
+    }  # fmt: skip
+    of = {"first_scales": (mean, 448.0), "second_scales": (square, 32752.0)}
+    new = {name: (x.abs().amax() / largest).clamp_min(2.0**-126)[None] if count else torch.tensor([2.0**-126]) for name, (x, largest) in of.items()}
+    tolerance = {"weights": 4 * _tolerance(weights.dtype), **dict.fromkeys(new, _tolerance(torch.float32))}
+    return _ListCall("multi_tensor_adam_scaled", arguments, {"weights": want, **new}, tolerance)
+
+
 class _ListCall(Call):
     """A call of lists of one tensor."""
 

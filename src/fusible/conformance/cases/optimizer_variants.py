@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance import block_oracle as oracle
-from fusible.conformance.cases.optimizer import BOUND, RATES, STEP, call, flag, lists, norms, operands, stepped, stepping
+from fusible.conformance.cases.optimizer import BOUND, RATES, STEP, call, flag, lists, norms, operands, step, stepped, stepping
 from fusible.conformance.eight_bits import FORMATS, cast
 from fusible.conformance.table import FLOATS, Arguments, Found, Output, Sample, record
 from fusible.tex import DType
@@ -28,11 +28,11 @@ def untouched(tensors: list[list[Tensor]]) -> tuple[Output, ...]:
     return tuple(Output(f"tensor_lists.{place}.{i}", x.clone()) for place, each in enumerate(tensors) for i, x in enumerate(each))
 
 
-def joined(i: int) -> Found:
+def joined(i: int, remainders: int = 4) -> Found:
     """The fp32 number whose rounded high word is ``p`` and whose signed low word is the remainder. Every number has exactly one such pair."""
 
     def master(result: Any, arguments: Arguments) -> Tensor:
-        p, rest = (arguments["tensor_lists"][place][i].cpu() for place in (1, 4))
+        p, rest = (arguments["tensor_lists"][place][i].cpu() for place in (1, remainders))
         assert p.dtype is _BF16 and rest.dtype is torch.int16
         return ((p.view(torch.int16).int() << 16) + rest).view(_FP32)
 
@@ -80,6 +80,78 @@ def adam_fp8(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
         numbers = [[torch.tensor([x]) for x in row] for row in (scales, amaxes, (9.0,) * 4)]
         arguments = call([g, data, m, v, master, *numbers], **stepping(mode, correction), fp8_dtype=fp8)
         yield Sample(f"mode {mode} correction {correction} {fp8.name}", arguments, tuple(outputs))
+
+
+_HELD = (
+    (torch.uint8, torch.float16, None),
+    (torch.float16, torch.uint8, _FP32),
+    (_BF16, torch.uint8, torch.int16),
+    (torch.uint8, _FP32, torch.float16),
+)
+"""How the first moments, the second ones and the masters are held."""
+_RANGES = {torch.uint8: FP8_MAX[DType.kFloat8E4M3], torch.float16: 65504 / 2}
+_ROUNDINGS = {torch.uint8: (2.0**-4, 2.0**-10), torch.float16: (2.0**-11, 2.0**-25)}
+"""What rounding a number to the format errs by: of a normal one in proportion, and at most of a subnormal one."""
+
+
+def hold(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes and scale of numbers; an empty scale where there is none."""
+    if dtype not in _RANGES:
+        return x.to(dtype, copy=True), torch.zeros(0)
+    scale = (x.abs().amax() if x.numel() else torch.zeros(())).float().reshape(1) / _RANGES[dtype] + 2.0**-126
+    return cast(x, 1 / scale.item(), DType.kFloat8E4M3) if dtype is torch.uint8 else (x / scale).to(dtype), scale
+
+
+def numbers_of(codes: Tensor, scale: Tensor) -> Tensor:
+    """Float64."""
+    codes, scale = codes.cpu(), scale.cpu()
+    wide = codes.view(torch.float8_e4m3fn).double() if codes.dtype is torch.uint8 else codes.double()
+    return wide * scale.double() if scale.numel() else wide
+
+
+def held(place: int, scales: int, i: int, expected: Tensor, dtype: torch.dtype, size: float) -> tuple[Output, ...]:
+    """That a state is ``expected``, float64, but for its own rounding and that of fp32, and its scale what belongs to its largest number."""
+    if dtype not in _RANGES:
+        return (Output(f"tensor_lists.{place}.{i}", expected, dtype, magnitude=size),)
+    largest = expected.abs().amax().item() if expected.numel() else 0.0
+    scale = max(largest / _RANGES[dtype], 2.0**-126)
+    own, least = _ROUNDINGS[dtype]
+    slack = 16 * torch.finfo(_FP32).eps * size
+    bound = torch.maximum(own * expected.abs(), torch.tensor(least * scale, dtype=torch.float64)) * 1.001 + slack
+
+    def near(result: Any, arguments: Arguments) -> bool:
+        got = numbers_of(arguments["tensor_lists"][place][i], arguments["tensor_lists"][scales][i])
+        return bool(((got - expected).abs() <= bound).all())
+
+    return Output(near, True), Output(f"tensor_lists.{scales}.{i}", torch.tensor([scale]).double(), magnitude=scale + size / _RANGES[dtype], length=4)
+
+
+@record("multi_tensor_adam_scaled")
+def adam_scaled(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for (mode, correction), (first, second, master) in zip(_MODES, _HELD, strict=True):
+        g, p, m, v = operands(generator, dtype, _FP32, _FP32, _FP32)
+        (ms, m_scales), (vs, v_scales) = (
+            [list(x) for x in zip(*(hold(each, kind) for each in of), strict=True)] for of, kind in ((m, first), (v, second))
+        )
+        masters, parameters = [], [x.to(dtype, copy=True) for x in p]
+        if master is torch.int16:
+            bits = [x.view(torch.int32) for x in p]
+            parameters = [((x + 0x8000) >> 16).to(torch.int16).view(_BF16) for x in bits]
+            masters = [[x.to(torch.int16) for x in bits], [torch.zeros(0) for _ in bits]]
+        elif master is not None:
+            masters = [list(x) for x in zip(*(hold(each, master) for each in p), strict=True)]
+        starts = p if master is torch.int16 else [numbers_of(*x) for x in zip(*masters, strict=True)] if masters else parameters
+        outputs = []
+        for i, (start, *old) in enumerate(zip(starts, ms, m_scales, vs, v_scales, strict=True)):
+            new, moved, squared = step((g[i], start, numbers_of(*old[:2]), numbers_of(*old[2:])), mode, correction)
+            outputs += [*held(2, 4, i, moved, first, 8.0), *held(3, 5, i, squared, second, 8.0), Output(f"tensor_lists.0.{i}", g[i].clone())]
+            if master is torch.int16:
+                outputs.append(Output(joined(i, 6), new, magnitude=BOUND))
+            else:
+                outputs += [Output(f"tensor_lists.1.{i}", new, dtype, magnitude=BOUND), *(held(6, 7, i, new, master, BOUND) if master else ())]
+        arguments = call([g, parameters, ms, vs, m_scales, v_scales, *masters], **stepping(mode, correction))
+        written = tuple(f"tensor_lists.{place}" for place in range(1, len(arguments["tensor_lists"])))
+        yield Sample(f"mode {mode} correction {correction} {first} {second} {master}", arguments, tuple(outputs), written)
 
 
 def rounded(place: int, i: int, dtype: torch.dtype) -> Found:

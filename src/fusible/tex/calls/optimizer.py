@@ -12,7 +12,7 @@ from fusible.errors import DTypeError, expected
 from fusible.tex.calls.checks import adam_corrections, check_lists
 from fusible.tex.interface.declare import CallArguments
 
-__all__ = ["AdamRule", "check_float_lists", "check_typed_lists"]
+__all__ = ["AdamRule", "HELD", "check_float_lists", "check_held_lists", "check_typed_lists"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,36 @@ def check_typed_lists(tensor_lists: Sequence[Sequence[Any]], types: Sequence[Seq
                 raise DTypeError(expected(wanted, of=of, got=x.dtype, do="pass the lists in the order it documents"))
             if place >= alike and math.prod(x.shape) != 1:
                 raise DTypeError(expected("one number", of=of, got=list(x.shape), do="pass one per tensor"))
+
+
+HELD = ((2, 4), (3, 5), (6, 7))
+"""Where ``multi_tensor_adam_scaled`` has what is held in few bits (moments and masters), and where the scales of it."""
+
+
+def check_held_lists(
+    tensor_lists: Sequence[Sequence[Any]], function: str, floats: tuple[Any, Any, Any], codes: Collection[Any], remainder: Any
+) -> None:
+    """Raise unless the lists are those of ``multi_tensor_adam_scaled``. ``floats`` are the backend's fp32, bf16 and fp16, ``codes`` what E4M3 may lie
+    in, and ``remainder`` is its int16."""
+    fp32, bf16, fp16 = floats
+    check_lists(tensor_lists, (6, 8), function, lambda _: 0)
+    pairs = HELD[: (len(tensor_lists) - 2) // 2]
+    check_lists([tensor_lists[i] for i in (0, 1, *(held for held, _ in pairs))], (2 + len(pairs),), function, lambda x: math.prod(x.shape))
+    do = "pass the lists in the order it documents"
+    for place, tensors in enumerate(tensor_lists[:2]):
+        for x in tensors:
+            if x.dtype not in floats:
+                of = f"tensor_lists[{place}] of {function}"
+                raise DTypeError(expected("float32, bfloat16 or float16", of=of, got=x.dtype, do=do))
+    for held, scales in pairs:
+        for p, x, scale in zip(tensor_lists[1], tensor_lists[held], tensor_lists[scales], strict=True):
+            of = f"tensor_lists[{held}] of {function}"
+            if x.dtype == remainder and held == HELD[-1][0]:
+                if p.dtype != bf16:
+                    raise DTypeError(expected("a remainder of a bfloat16 parameter", of=of, got=f"one of {p.dtype}", do="hold the master in fp32"))
+            elif x.dtype not in (*floats, *codes):
+                raise DTypeError(expected("float32, bfloat16, float16 or uint8", of=of, got=x.dtype, do=do))
+            scaled = x.dtype == fp16 or x.dtype in codes
+            if scale.dtype != fp32 or math.prod(scale.shape) != int(scaled):
+                got, of = f"{scale.dtype} {list(scale.shape)}", f"tensor_lists[{scales}] of {function}, beside {x.dtype}"
+                raise DTypeError(expected("one number in float32" if scaled else "an empty tensor of float32", of=of, got=got, do=do))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from fusible.tex.calls.optimizer import AdamRule, check_float_lists, check_typed_lists
+from fusible.tex.calls.optimizer import AdamRule, check_float_lists, check_held_lists, check_typed_lists
 from fusible.tex.enums import DType
 from fusible.tex.formulas.arrays import Array, ArrayKernels, Function
 from fusible.tex.formulas.block_fp8 import BlockFp8
@@ -17,6 +17,9 @@ from fusible.tex.protocol import FLT_MAX, FP8_MAX, INT16, fp8_format
 __all__ = ["OptimizerFormulas"]
 
 _Lists = Sequence[Sequence[Any]]
+_FP16_RANGE = 65504 / 2
+_LEAST_SCALE = 2.0**-126
+"""The smallest normal number, whose inverse is finite."""
 
 
 class OptimizerFormulas(ArrayKernels, Optimizer):
@@ -74,16 +77,12 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
 
     @by_name
     def multi_tensor_adam_param_remainder(self, call: CallArguments) -> None:
-        xp, (fp32, bf16, _), rule = self._arrays, self._floats, AdamRule.of(call)
-        int16, int32 = xp.dtype(INT16), xp.dtype(DType.kInt32)
-        check_typed_lists(call.tensor_lists, (self._floats, (bf16,), self._floats, self._floats, (int16,)), "multi_tensor_adam_param_remainder")
+        xp, (_, bf16, _), rule = self._arrays, self._floats, AdamRule.of(call)
+        types = self._floats, (bf16,), self._floats, self._floats, (xp.dtype(INT16),)
+        check_typed_lists(call.tensor_lists, types, "multi_tensor_adam_param_remainder")
         for g, p, m, v, remainder in zip(*call.tensor_lists, strict=True):
-            master = (xp.cast(xp.bitcast(p, int16), int32) << 16) + xp.cast(xp.reshape(remainder, p.shape), int32)
-            value, *moments = self._adam_step(rule, xp.wide(g), xp.bitcast(master, fp32), m, v)
-            new = xp.bitcast(value, int32)
-            low = xp.cast(new, int16)  # signed
-            high = xp.cast(xp.shift_right(new - xp.cast(low, int32), 16), int16)
-            self._write_together((m, v, remainder, p), (*moments, low, xp.bitcast(high, bf16)))
+            value, *moments = self._adam_step(rule, xp.wide(g), self._joined(p, remainder), m, v)
+            self._write_together((m, v, p, remainder), (*moments, *self._split(value)))
 
     @by_name
     def multi_tensor_adam_fp8(self, call: CallArguments) -> None:
@@ -95,6 +94,24 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
             numbers = xp.maximum(amax, xp.reshape(xp.fp8.tensor_amax(new), amax.shape)), xp.reshape(to.reciprocal(scale), scale_inv.shape)
             data = xp.bitcast(to.encode(new, xp.reshape(scale, ()), fp8), p.dtype)
             self._write_together((m, v, master, amax, scale_inv, p), (*moments, new, *numbers, data))
+
+    @by_name
+    def multi_tensor_adam_scaled(self, call: CallArguments) -> None:
+        xp, rule = self._arrays, AdamRule.of(call)
+        check_held_lists(call.tensor_lists, "multi_tensor_adam_scaled", self._floats, self._bytes[:1], xp.dtype(INT16))
+        for g, p, m, v, m_scale, v_scale, *master in zip(*call.tensor_lists, strict=True):
+            states = [(m, m_scale), (v, v_scale)]
+            split = bool(master) and master[0].dtype == xp.dtype(INT16)
+            start = self._joined(p, master[0]) if split else self._held_values(*master) if master else xp.wide(p)
+            new, *moments = self._adam_step(rule, xp.wide(g), start, *(self._held_values(*state) for state in states))
+            old, values = [p, master[0]] if split else [p], [*self._split(new)] if split else [new]
+            if master and not split:
+                states, moments = [*states, (master[0], master[1])], [*moments, new]
+            for (held, scale), value in zip(states, moments, strict=True):
+                codes, *numbers = self._held_codes(value, held, scale)
+                old += [held, scale][: 1 + len(numbers)]
+                values += [codes, *numbers]
+            self._write_together(old, values)
 
     @by_name
     def multi_tensor_adam_capturable(self, call: CallArguments) -> None:
@@ -171,6 +188,40 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
         if rule.decoupled:
             update = xp.plus_scaled(update, value, rule.decoupled)
         return xp.minus_scaled(value, update, rule.lr), first, second
+
+    def _joined(self, p: Array, remainder: Array) -> Any:
+        """The fp32 numbers of which ``p``, bf16, has the upper words, and the int16 ``remainder`` the lower ones, signed."""
+        xp = self._arrays
+        int16, int32 = xp.dtype(INT16), xp.dtype(DType.kInt32)
+        return xp.bitcast((xp.cast(xp.bitcast(p, int16), int32) << 16) + xp.cast(xp.reshape(remainder, p.shape), int32), self._floats[0])
+
+    def _split(self, value: Array) -> tuple[Any, Any]:
+        """``p`` and ``remainder``, of which ``value`` consists."""
+        xp = self._arrays
+        int16, int32 = xp.dtype(INT16), xp.dtype(DType.kInt32)
+        new = xp.bitcast(value, int32)
+        low = xp.cast(new, int16)  # signed
+        return xp.bitcast(xp.cast(xp.shift_right(new - xp.cast(low, int32), 16), int16), self._floats[1]), low
+
+    def _held_values(self, held: Array, scale: Array) -> Any:
+        """The numbers of a state that is held in few bits."""
+        xp = self._arrays
+        if held.dtype in self._bytes:
+            return xp.times(xp.fp8.decode(held, DType.kFloat8E4M3), xp.reshape(scale, ()))
+        return xp.wide(held) * xp.reshape(scale, ()) if held.dtype == self._floats[2] else xp.wide(held)
+
+    def _held_codes(self, values: Array, held: Array, scale: Array) -> tuple[Any, ...]:
+        """What holds new numbers as ``held`` does its own: codes, and their scale where they have one."""
+        xp, to = self._arrays, self._quantizing
+        coded = held.dtype in self._bytes
+        if not coded and held.dtype != self._floats[2]:
+            return (values,)
+        least = xp.full((1,), _LEAST_SCALE, xp.float32, scale)
+        own = xp.maximum(xp.fp8.tensor_amax(values) / (FP8_MAX[DType.kFloat8E4M3] if coded else _FP16_RANGE), least)
+        inverse = to.reciprocal(own)
+        if coded:
+            return to.encode(values, xp.reshape(inverse, ()), DType.kFloat8E4M3), xp.reshape(to.reciprocal(inverse), scale.shape)
+        return values * xp.reshape(inverse, ()), xp.reshape(own, scale.shape)
 
     def _adam_of_tensors(self, call: CallArguments) -> None:
         """A step whose rate, count and gradient scale are tensors, none of which is read back."""

@@ -107,6 +107,22 @@ class Optimizer:
 
     @function_like(
         multi_tensor_adam,
+        disjoint="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4] tensor_lists[5] tensor_lists[6] tensor_lists[7]",
+    )
+    def multi_tensor_adam_scaled(self) -> None:
+        """``[g, p, m, v, m_scale, v_scale]`` or ``[g, p, m, v, m_scale, v_scale, master, master_scale]``: ``multi_tensor_adam`` whose moments and
+        masters are held in few bits, each tensor with one scale.
+
+        ``m``, ``v`` and ``master`` are fp32 or bf16, without a scale (an empty tensor has its place); or fp16 or uint8 (E4M3), whose values are
+        ``code * scale``, the scale being fp32, one number. Of the new values ``x`` the codes are ``cast(x * (1 / s))`` with
+        ``s = max(max |x| / r, 2^-126)``, ``r`` being 448 for E4M3 and 32752, half of the largest number, for fp16. Written as the scale is ``s`` for
+        fp16, and for E4M3 ``1 / (1 / s)``, by which quantized tensors are decoded. A master may be int16, the remainder of a bf16 ``p``
+        (``multi_tensor_adam_param_remainder``). A ``p`` is written unscaled, from the master before its rounding. Raises ``DTypeError`` for other
+        types.
+        """
+
+    @function_like(
+        multi_tensor_adam,
         lr="fp32 (1)",
         step="int32|fp32 (1)",
         inv_scale="fp32 (1)",

@@ -41,6 +41,12 @@ _TAKES_BLOCKS = frozenset({"bgrad_group_quantize", "bgrad_quantize", "dequantize
 }
 """Functions that take the formats in blocks that the kernels know."""
 _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_READS_TOO = {
+    "fp8_transpose": frozenset({torch.uint8}),
+    "multi_tensor_adam_param_remainder": frozenset({torch.int16}),
+    "multi_tensor_adam_scaled": frozenset({torch.int16, torch.uint8}),
+}
+"""Integers that functions read: codes, and words of numbers."""
 _WRITES = _READS | {DType.kFloat32, DType.kFloat16, DType.kBFloat16}
 
 
@@ -108,6 +114,6 @@ def _refused_kind(request: Request) -> str | None:
                 return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
             if len(part) == 3 and name == "tensor_lists":
                 return f"reads plain tensors, and {name} has a {part[0]} one"
-            if len(part) == 2 and part[1] not in _READS and not (request.function == "fp8_transpose" and part[1] is torch.uint8):
+            if len(part) == 2 and part[1] not in _READS and part[1] not in _READS_TOO.get(request.function, ()):
                 return f"reads float32, bfloat16 and float16, and {name} is {part[1]}"
     return None

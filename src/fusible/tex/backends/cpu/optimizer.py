@@ -13,14 +13,15 @@ from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.layouts import HOST
 from fusible.tex.calls.checks import adam_corrections
 from fusible.tex.calls.memory_checks import check_no_inner_overlap
-from fusible.tex.calls.optimizer import check_float_lists
+from fusible.tex.calls.optimizer import check_float_lists, check_held_lists, check_typed_lists
 from fusible.tex.calls.transaction import Write, commit, run
 from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.optimizer import Optimizer
 
 __all__ = ["OptimizerKernels"]
 
-_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_FLOATS = torch.float32, torch.bfloat16, torch.float16
+_FLOATING = frozenset(_FLOATS)
 
 
 class OptimizerKernels(Optimizer):
@@ -52,6 +53,29 @@ class OptimizerKernels(Optimizer):
         step = partial(
             native.multi_tensor_adam, _contiguous(gradients), weights, first, second, masters, call.lr, call.beta1, call.beta2, call.epsilon,
             *corrections, call.mode == 1, call.weight_decay,
+        )  # fmt: skip
+        commit([step, *(write for state in written for write in state.copies_back())])
+
+    @by_name
+    def multi_tensor_adam_param_remainder(self, call: CallArguments) -> None:
+        check_typed_lists(call.tensor_lists, (_FLOATS, _FLOATS[1:2], _FLOATS, _FLOATS, (torch.int16,)), "multi_tensor_adam_param_remainder")
+        g, p, m, v, remainder = call.tensor_lists
+        unscaled = [torch.empty(0, dtype=torch.float32, device=HOST) for _ in p]
+        self._step_scaled(call, [g, p, m, v, unscaled, unscaled, remainder, unscaled])
+
+    @by_name
+    def multi_tensor_adam_scaled(self, call: CallArguments) -> None:
+        check_held_lists(call.tensor_lists, "multi_tensor_adam_scaled", _FLOATS, (torch.uint8,), torch.int16)
+        self._step_scaled(call, call.tensor_lists)
+
+    def _step_scaled(self, call: CallArguments, tensor_lists: Sequence[Sequence[Tensor]]) -> None:
+        corrections = adam_corrections(call.mode, call.bias_correction, call.step, call.beta1, call.beta2)
+        gradients, *states = tensor_lists
+        written = [_Written(tensors) for tensors in states]
+        lists = [state.tensors for state in written]
+        step = partial(
+            native.multi_tensor_adam_scaled, _contiguous(gradients), *lists, *([[], []] if len(lists) == 5 else []), call.lr, call.beta1, call.beta2,
+            call.epsilon, *corrections, call.mode == 1, call.weight_decay,
         )  # fmt: skip
         commit([step, *(write for state in written for write in state.copies_back())])
 
