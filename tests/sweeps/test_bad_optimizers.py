@@ -19,6 +19,9 @@ Made = Callable[[Any], torch.optim.Optimizer]
 MAKERS: dict[str, Made] = {
     "FusedAdam": lambda params: fusible.FusedAdam(params, lr=0.1),
     "FusedAdam, masters": lambda params: fusible.FusedAdam(params, lr=0.1, master_weights=True),
+    "FusedAdam, 8 bits": lambda params: fusible.FusedAdam(
+        params, lr=0.1, master_weights=True, master_weight_dtype=torch.float16, exp_avg_dtype=torch.uint8, exp_avg_sq_dtype=torch.float16
+    ),
     "FusedSGD": lambda params: fusible.FusedSGD(params, lr=0.1, momentum=0.9),
     "FusedSGD, masters": lambda params: fusible.FusedSGD(params, lr=0.1, momentum=0.9, master_weights=True),
 }
@@ -104,6 +107,7 @@ ACCEPTED = {
     "params": {"empty list", *(f"first {what}" for what, _ in others(torch.ones(4, 3, dtype=torch.bfloat16)))},
     "parameter": {*SAME_NUMBERS, "of float32", "of float64"}, "exp_avg": SAME_NUMBERS, "exp_avg_sq": SAME_NUMBERS,
     "momentum_buffer": {*SAME_NUMBERS, "missing"}, "master_param": {"strided", "missing"}, "state": {"None"},
+    **dict.fromkeys(("exp_avg_scale", "exp_avg_sq_scale", "master_param_scale"), {"0-d", *SAME_NUMBERS}),
 }  # fmt: skip
 """Wrong values that are none: a parameter without a gradient is left alone, no state is a new one, and a master is of a parameter of any floats."""
 TORCHS = {"maximize", "foreach", "differentiable", "capturable", "fused", "param_names", "decoupled_weight_decay"}

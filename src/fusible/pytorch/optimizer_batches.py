@@ -27,7 +27,8 @@ class Batch:
     none, all with masters or none.
 
     ``new``: the states that the optimizer does not have yet, or not all of. ``lists``: the tensors that the kernels see,
-    gradients first, then what moves, then a list for each slot.
+    gradients first, then what moves, then a list for each slot. ``scales``: of each slot, and of the masters, where the optimizer has scales; of what
+    is held without one an empty tensor. ``targets``: where kernels write parameters that are not what moves.
     """
 
     group: dict[str, Any]
@@ -37,16 +38,25 @@ class Batch:
     parameters: list[Any] = field(default_factory=list)
     new: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     lists: list[list[Any]] = field(default_factory=list)
+    scales: list[list[Any]] = field(default_factory=list)
+    targets: list[Any] = field(default_factory=list)
 
-    def add(self, p: Any, state: dict[str, Any], new: bool, slots: Sequence[str]) -> None:
+    def add(self, p: Any, gradient: Any, state: dict[str, Any], new: bool, slots: Sequence[str]) -> None:
         self.parameters.append(p)
         if new:
             self.new.append((p, state))
-        tensors = [p.grad, state["master_param"] if self.masters else p, *[state.get(name) for name in slots]]
+        tensors = [gradient, state["master_param"] if self.masters else p, *[state.get(name) for name in slots]]
         if p.__class__ not in PLAIN:
             tensors = [local(x) for x in tensors]
         for of_kind, tensor in zip(self.lists, tensors):  # noqa: B905 (strict costs more than the rest)
             of_kind.append(tensor)
+
+    def add_scales(self, state: dict[str, Any], names: Sequence[str], none: torch.Tensor) -> None:
+        """The scales of the parameter that was added last; ``none`` of what has none."""
+        if not self.scales:
+            self.scales = [[] for _ in names]
+        for of_kind, name in zip(self.scales, names, strict=True):
+            of_kind.append(state.get(name, none))
 
 
 def needs_own_step(x: Any) -> bool:

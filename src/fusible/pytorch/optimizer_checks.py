@@ -10,10 +10,13 @@ import torch
 
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.optimizer_batches import local, needs_own_step
+from fusible.pytorch.optimizer_states import is_scaled, scale_of
 
-__all__ = ["check_floats", "check_masters", "check_steppable", "listed", "listed_group", "no_state"]
+__all__ = ["check_floats", "check_held", "check_masters", "check_steppable", "listed", "listed_group", "no_state"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_HELD = (torch.uint8, torch.int16)
+"""What states may be of, too: codes, and the lower words of masters."""
 
 
 def listed(params: Any, title: str) -> list[Any]:
@@ -85,8 +88,11 @@ def no_state(got: Any, title: str) -> ArgumentError:
     return ArgumentError(expected("a dictionary", of=of, got=f"a {type(got).__name__}", do=do))
 
 
-def check_steppable(groups: Sequence[Any], states: Mapping[Any, Any], slots: Sequence[str], title: str) -> None:
-    """Raise ``ArgumentError`` where the groups, their parameters and their states cannot be stepped, for reasons that the step does not see."""
+def check_steppable(
+    groups: Sequence[Any], states: Mapping[Any, Any], slots: Sequence[str], title: str, gradient: str = "grad", scaled: bool = False
+) -> None:
+    """Raise ``ArgumentError`` where the groups, their parameters and their states cannot be stepped, for reasons that the step does not see.
+    ``gradient``: the attribute that has the gradients. ``scaled``: states may be codes, or remainders."""
     for group in groups:
         params = group.get("params") if isinstance(group, dict) else None
         if not isinstance(params, list):
@@ -97,23 +103,36 @@ def check_steppable(groups: Sequence[Any], states: Mapping[Any, Any], slots: Seq
             do = "leave it out where it comes again"
             raise ArgumentError(expected("each parameter once", of=f"params of {title}", got="one of them twice", do=do))
         for p in params:
-            if p.grad is not None:
-                _check_tensors(p, states.get(p), slots, title)
+            if getattr(p, gradient, None) is not None:
+                _check_tensors(p, getattr(p, gradient), states.get(p), slots, title, (*_FLOATS, *_HELD) if scaled else _FLOATS)
 
 
-def _check_tensors(p: Any, state: Any, slots: Sequence[str], title: str) -> None:
+def _check_tensors(p: Any, gradient: Any, state: Any, slots: Sequence[str], title: str, held: tuple[torch.dtype, ...]) -> None:
     do = "load a state dict of its own, or make the optimizer anew"
     if state is not None and not isinstance(state, dict):
         raise no_state(state, title)
-    named = {"gradient": p.grad, "parameter": p, **{name: (state or {}).get(name) for name in (*slots, "master_param") if state and name in state}}
+    named = {"gradient": gradient, "parameter": p, **{name: (state or {}).get(name) for name in (*slots, "master_param") if state and name in state}}
     for name, x in named.items():
         of = f"{name} of a parameter of {title}" if name != "parameter" else f"a parameter of {title}"
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(expected("a tensor", of=of, got=f"a {type(x).__name__}", do=do))
         own = local(x)
-        if not needs_own_step(own) and (own.layout is not torch.strided or own.dtype not in _FLOATS or own.device != p.device):
+        known = _FLOATS if name in ("gradient", "parameter") else held
+        if not needs_own_step(own) and (own.layout is not torch.strided or own.dtype not in known or own.device != p.device):
             got = f"one of {own.dtype}, {own.layout}, on {own.device}"
             raise ArgumentError(expected(f"a dense tensor of fp32, bf16 or fp16 on {p.device}", of=of, got=got, do=do))
-        if tuple(x.shape) != tuple(p.grad.shape):
-            got = f"{list(x.shape)} beside {list(p.grad.shape)}"
+        if tuple(x.shape) != tuple(gradient.shape):
+            got = f"{list(x.shape)} beside {list(gradient.shape)}"
             raise ArgumentError(expected("equal shapes", of=f"{of} and of its gradient", got=got, do=do))
+
+
+def check_held(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, name: str, title: str) -> None:
+    """Raise ``ArgumentError`` unless an entry of a state is held in ``dtype``, and has just the scale that belongs to it."""
+    do, of = "load a state dict of its own, or make the optimizer anew", f"of a parameter of {title}"
+    if x.dtype is not dtype:
+        raise ArgumentError(expected(str(dtype), of=f"{name} {of}", got=x.dtype, do=do))
+    wanted = int(is_scaled(dtype))
+    fits = isinstance(scale, torch.Tensor) and (scale.dtype, scale.layout, scale.device) == (torch.float32, torch.strided, x.device)
+    if not fits or scale.numel() != wanted:
+        got = f"{scale.dtype} {list(scale.shape)} on {scale.device}" if isinstance(scale, torch.Tensor) else f"a {type(scale).__name__}"
+        raise ArgumentError(expected(f"{wanted} dense numbers in fp32 on {x.device}", of=f"{scale_of(name)} {of}", got=got, do=do))

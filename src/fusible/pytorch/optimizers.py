@@ -18,7 +18,8 @@ from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.uninterrupted import uninterrupted
 from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, local, needs_own_step, placed_as, requantized
-from fusible.pytorch.optimizer_checks import check_floats, check_masters, check_steppable, listed, listed_group, no_state
+from fusible.pytorch.optimizer_checks import check_floats, check_held, check_masters, check_steppable, listed, listed_group, no_state
+from fusible.pytorch.optimizer_states import Holding, held, held_again, is_scaled, joined, remainder, scale_of, values_of
 from fusible.tex.calls.constructors import check_constructor
 from fusible.tex.calls.transaction import Write, gathered, run
 
@@ -47,6 +48,10 @@ class _FusedOptimizer(torch.optim.Optimizer):
     """Whether parameters whose first gradient this is are stepped by themselves."""
     _options: tuple[str, ...] = ("master_weights",)
     """The attributes that are pickled beside groups and state."""
+    _gradient = "grad"
+    """The attribute of a parameter that has its gradient."""
+    _scales: tuple[str, ...] = ()
+    """What the state may have beside slots and masters: their scales, where the kernels are given these."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -95,7 +100,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             self._step()
         except Exception as error:
             if not isinstance(error, FusibleError) or type(self).__name__ not in str(error):
-                check_steppable(self.param_groups, self.state, self._slots, type(self).__name__)
+                check_steppable(self.param_groups, self.state, self._slots, type(self).__name__, self._gradient, bool(self._scales))
             raise
         return loss
 
@@ -117,8 +122,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
             if batch.quantized:
                 writes += self._quantized(batch)
             else:
+                batch.targets = own
                 writes += self._run(batch)
-                if batch.masters:
+                if batch.masters and not batch.scales:
                     writes += [partial(p.copy_, value) for p, value in zip(own, batch.lists[1], strict=True)]
             changed = batch.parameters if all(map(operator.is_, batch.parameters, own)) else [*batch.parameters, *own]
             writes.append(partial(torch._C._increment_version, [p for p in changed if not p.is_inference()]))
@@ -132,24 +138,29 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def _quantized(self, batch: Batch) -> list[Write]:
         """Step copies of the masters and the other state, and quantize from these copies."""
-        written = batch.lists[1:]
-        made = replace(batch, lists=[batch.lists[0], *([x.clone() for x in tensors] for tensors in written)])
+        written = [*batch.lists[1:], *batch.scales]
+        copies = [[x.clone() for x in tensors] for tensors in written]
+        lists, scales = [batch.lists[0], *copies[: len(batch.lists) - 1]], copies[len(batch.lists) - 1 :]
+        values = [torch.empty_like(x, dtype=torch.float32) for x in lists[1]] if scales else lists[1]
+        made = replace(batch, lists=lists, scales=scales, targets=values)
         run(gathered(lambda: self._run(made)))
-        pairs = zip([x for tensors in written for x in tensors], [x for tensors in made.lists[1:] for x in tensors], strict=True)
-        anew = [write for p, value in zip(batch.parameters, made.lists[1], strict=True) for write in requantized(local(p), value)]
+        pairs = zip([x for tensors in written for x in tensors], [x for tensors in copies for x in tensors], strict=True)
+        anew = [write for p, value in zip(batch.parameters, values, strict=True) for write in requantized(local(p), value)]
         return [*[partial(old.copy_, new) for old, new in pairs], *anew]
 
     def _batches(self, group: dict[str, Any]) -> list[Batch]:
         """The batches that a step of a group steps, checked; nothing is changed."""
         self._check_options(group)
         batches: dict[tuple[Any, ...], Batch] = {}
+        decoupled = None if self._gradient == "grad" else self._gradient
         for p in group["params"]:
-            if p.grad is None:
+            gradient = p.grad if decoupled is None else getattr(p, decoupled, None)
+            if gradient is None:
                 continue
             known = self.state.get(p)
-            plain = p.__class__ in PLAIN and p.grad.__class__ in PLAIN
+            plain = p.__class__ in PLAIN and gradient.__class__ in PLAIN
             if not plain:
-                self._check_placed(p)
+                self._check_placed(p, gradient)
             if known is not None and not isinstance(known, dict):
                 raise no_state(known, type(self).__name__)
             quantized = not plain and needs_own_step(local(p))
@@ -159,7 +170,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
             batch = batches.get(key)
             if batch is None:
                 batch = batches[key] = Batch(group, *key[1:], lists=[[] for _ in range(2 + len(self._slots))])
-            batch.add(p, state, state is not known, self._slots)
+            batch.add(p, gradient, state, state is not known, self._slots)
+            if self._scales:
+                batch.add_scales(state, self._scales, torch.empty(0, dtype=torch.float32, device=p.device))
         for batch in batches.values():
             self._check(batch)
         return list(batches.values())
@@ -174,7 +187,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             shape = next(list(x.shape) for x in gradients if x.layout is not torch.strided)
             do = "make the gradient dense"
             raise ArgumentError(expected("dense gradients", of=name, got=f"a sparse one of shape {shape}", do=do))
-        for dtype in {x.dtype for tensors in (gradients, rest[0]) for x in tensors}:
+        for dtype in {x.dtype for tensors in (gradients, () if batch.masters else rest[0]) for x in tensors}:
             check_floats(dtype, name)
         if batch.masters:
             check_masters(batch.parameters, rest[0], name)
@@ -188,9 +201,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
                 do = "materialize the model before it is stepped"
                 raise ArgumentError(expected("tensors with memory", of=name, got=f"one of {list(x.shape)} without", do=do))
 
-    def _check_placed(self, p: Any) -> None:
+    def _check_placed(self, p: Any, gradient: Any) -> None:
         """Raise ``ArgumentError`` where a gradient is not placed as its ``DTensor`` parameter is."""
-        placed = [getattr(x, "placements", None) for x in (p, p.grad)]
+        placed = [getattr(x, "placements", None) for x in (p, gradient)]
         if placed[0] != placed[1]:
             own, got = (str(each) if each is not None else "a plain tensor" for each in placed)
             raise ArgumentError(expected(own, of=f"a gradient of {type(self).__name__}", got=got, do="redistribute the gradient"))
@@ -198,25 +211,30 @@ class _FusedOptimizer(torch.optim.Optimizer):
     def _new_state(self, p: Any) -> dict[str, Any]:
         check_floats(p.dtype, type(self).__name__)
         quantized = needs_own_step(local(p))
-        master = {"master_param": self._new_master(p, quantized)} if self._wants_master(p, quantized) else {}
+        master = self._new_master(p, quantized) if self._wants_master(p, quantized) else {}
         return {**master, **self._new_slots(p)}
 
     def _completed(self, p: Any, known: dict[str, Any], quantized: bool, begins: bool) -> dict[str, Any]:
         """``known``, itself where nothing lacks, else with a master of the parameter as it is now, where options ask for one, and the buffers that
         begin with this step."""
         if "master_param" not in known and self._wants_master(p, quantized):
-            known = {**known, "master_param": self._new_master(p, quantized)}
+            known = {**known, **self._new_master(p, quantized)}
         return {**self._new_slots(p), **known} if begins else known
 
     def _wants_master(self, p: Any, quantized: bool) -> bool:
         return quantized or (self.master_weights and p.dtype is not torch.float32)
 
-    def _new_master(self, p: Any, quantized: bool) -> Any:
-        return placed_as(p, local(p).dequantize().detach().float().clone()) if quantized else p.detach().float().clone()
+    def _new_master(self, p: Any, quantized: bool) -> dict[str, Any]:
+        values = placed_as(p, local(p).dequantize().detach().float().clone()) if quantized else p.detach().float().clone()
+        return self._held(p, "master_param", values, again=False)
 
     def _new_slots(self, p: Any) -> dict[str, Any]:
         own = local(p)
         return {name: placed_as(p, torch.zeros(own.shape, dtype=torch.float32, device=own.device)) for name in self._slots}
+
+    def _held(self, p: Any, name: str, values: Any, again: bool) -> dict[str, Any]:
+        """The entries of the state of ``p`` that hold fp32 ``values``, its own to keep; ``again``, if they were held before."""
+        return {name: values}
 
     def _run(self, batch: Batch) -> list[Write]:
         """Step a batch's lists by the executor; the writes that its kernels leave to do."""
@@ -299,8 +317,12 @@ class _FusedOptimizer(torch.optim.Optimizer):
                 # A DTensor has brought the module; importing it costs users of plain tensors a third of a second.
                 distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
                 value = distribute(value.to(p.device), p.device_mesh, p.placements)
-            state[name] = value.to(p.device, torch.float32, copy=True)
+            state |= self._held(p, name, self._wide(p, value.to(p.device, torch.float32, copy=True), value.dtype), again=True)
         return state
+
+    def _wide(self, p: Any, value: Any, saved: torch.dtype) -> Any:
+        """The fp32 numbers that an entry of a state dict means, which was ``saved`` in a dtype and is cast to fp32."""
+        return value
 
 
 def _number(value: float, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
@@ -311,13 +333,22 @@ class FusedAdam(_FusedOptimizer):
     """Adam (Kingma & Ba 2015), or AdamW (Loshchilov & Hutter 2019) with ``adam_w_mode``, on all parameters of a group in one call.
 
     ``m = b1 m + (1 - b1) g``, ``v = b2 v + (1 - b2) g^2``, ``p -= lr (m / bc1 / (sqrt(v / bc2) + eps) + weight_decay p)`` with ``bc = 1 - b^step``,
-    or 1 without ``bias_correction``; without ``adam_w_mode`` ``weight_decay p`` is added to ``g`` instead. Computed in fp32, whatever the parameters
-    are; the moments are fp32. Raises ``ArgumentError`` for a rate, decay or betas that are out of range.
+    or 1 without ``bias_correction``; without ``adam_w_mode`` ``weight_decay p`` is added to ``g`` instead. Computed in fp32, whatever parameters and
+    state are.
+
+    Moments are held in fp32, bf16, fp16 or E4M3 (``torch.uint8``), masters in fp32 or fp16: codes of fp16 and E4M3 with an fp32 scale for each
+    tensor (``tex.multi_tensor_adam_scaled`` has the formula). With ``store_param_remainders`` the fp32 master of a bf16 parameter is the parameter
+    and 16 further bits. ``use_decoupled_grad`` reads gradients from ``decoupled_grad`` of a parameter, which may have another dtype. State dicts have
+    fp32, whatever is held, but remainders, which are int16. Raises ``ArgumentError`` for a rate, decay or betas that are out of range, for a dtype
+    that is none of these, and for a compiled step of scaled state.
     """
 
     _slots = ("exp_avg", "exp_avg_sq")
     _counts = True
-    _options = ("master_weights", "adam_w_mode")
+    _options = ("master_weights", "adam_w_mode", "holding", "use_decoupled_grad")
+    holding = Holding()
+    """How moments and masters are held."""
+    use_decoupled_grad = False
 
     def __init__(
         self,
@@ -331,10 +362,131 @@ class FusedAdam(_FusedOptimizer):
         *,
         master_weights: bool = False,
         executor: str = "eager",
+        master_weight_dtype: torch.dtype = torch.float32,
+        exp_avg_dtype: torch.dtype = torch.float32,
+        exp_avg_sq_dtype: torch.dtype = torch.float32,
+        store_param_remainders: bool = False,
+        use_decoupled_grad: bool = False,
     ) -> None:
         defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay, "step": 0}
         self.adam_w_mode = adam_w_mode
+        self.holding = Holding(exp_avg_dtype, exp_avg_sq_dtype, master_weight_dtype, store_param_remainders)
+        self.use_decoupled_grad = use_decoupled_grad
+        self._check_executor(executor)
         super().__init__(params, defaults, master_weights, executor)
+
+    @property
+    def _gradient(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "decoupled_grad" if self.use_decoupled_grad else "grad"
+
+    @property
+    def _scales(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return () if self.holding.plain else tuple(map(scale_of, (*self._slots, "master_param")))
+
+    def compile(self, executor: str = "xla") -> None:
+        """As of every optimizer. Raises ``ArgumentError`` where state has scales, or is remainders."""
+        self._check_executor(executor)
+        super().compile(executor)
+
+    def _check_executor(self, executor: str) -> None:
+        if executor != "eager" and not self.holding.plain:
+            of, do = "executor of FusedAdam with state in fp16 or FP8 or remainders", "hold it in fp32 or bf16"
+            raise ArgumentError(expected("'eager'", of=of, got=repr(executor), do=do))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, of the gradients that this optimizer reads."""
+        if not self.use_decoupled_grad:
+            super().zero_grad(set_to_none)
+            return
+        for p in [p for group in self.param_groups for p in group["params"] if getattr(p, "decoupled_grad", None) is not None]:
+            if set_to_none:
+                p.decoupled_grad = None
+            else:
+                p.decoupled_grad.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with what is held in few bits as the fp32 numbers that it means; remainders as they are."""
+        found = super().state_dict()
+        if self.holding.wide:
+            return found
+        named = [index for group in found["param_groups"] for index in group["params"]]
+        own = [p for group in self.param_groups for p in group["params"]]
+        for index, p in zip(named, own, strict=True):
+            state = found["state"].get(index)
+            if state is not None:
+                kept = {name: value for name, value in state.items() if name not in self._scales}
+                known = (*self._slots, "master_param")
+                found["state"][index] = {name: self.get_unscaled_state(p, name) if name in known else kept[name] for name in kept}
+        return found
+
+    def get_unscaled_state(self, param: Any, state_name: str) -> Any:
+        """``"exp_avg"``, ``"exp_avg_sq"`` or ``"master_param"`` of a parameter as fp32 numbers; a remainder as it is. Raises ``ArgumentError`` where
+        there is none."""
+        state = self.state.get(param, {})
+        value = state.get(state_name) if state_name in (*self._slots, "master_param") else None
+        if value is None:
+            got = ", ".join(name for name in state if name not in self._scales) or "none"
+            of, do = f"state_name of a parameter of {type(self).__name__}", "step the parameter first, and name what it has"
+            raise ArgumentError(expected("a state that the parameter has", of=of, got=f"{state_name!r} of {got}", do=do))
+        own = local(value)
+        return value if own.dtype in (torch.float32, torch.int16) else placed_as(param, values_of(own, state.get(scale_of(state_name))))
+
+    def set_scaled_state(self, param: Any, state_name: str, unscaled_state: torch.Tensor) -> None:
+        """Hold fp32 numbers, or an int16 remainder, as a parameter's ``"exp_avg"``, ``"exp_avg_sq"`` or ``"master_param"``. Raises ``ArgumentError``
+        for another name or shape."""
+        known = (*self._slots, "master_param")
+        if state_name not in known:
+            of, do = f"state_name of {type(self).__name__}", "name one of these"
+            raise ArgumentError(expected(", ".join(known), of=of, got=repr(state_name), do=do))
+        values = unscaled_state if hasattr(unscaled_state, "to_local") or not hasattr(param, "to_local") else placed_as(param, unscaled_state)
+        if local(values).shape != local(param).shape:
+            got, do = list(local(values).shape), "pass the state of this parameter"
+            raise ArgumentError(expected(str(list(local(param).shape)), of=f"{state_name} of {type(self).__name__}", got=got, do=do))
+        wide = self._wide(param, values.to(param.device, torch.float32, copy=True), values.dtype)
+        self.state[param] = {**self.state.get(param, {}), **self._held(param, state_name, wide, again=True)}
+
+    def _new_slots(self, p: Any) -> dict[str, Any]:
+        own, made = local(p), dict[str, Any]()
+        for name in self._slots:
+            dtype = getattr(self.holding, name)
+            made[name] = placed_as(p, torch.zeros(own.shape, dtype=dtype, device=own.device))
+            if is_scaled(dtype):
+                made[scale_of(name)] = torch.ones(1, dtype=torch.float32, device=own.device)
+        return made
+
+    def _held(self, p: Any, name: str, values: Any, again: bool) -> dict[str, Any]:
+        dtype = getattr(self.holding, name)
+        if name == "master_param" and self._splits(p):
+            of = f"a master_param of {type(self).__name__} with store_param_remainders"
+            return {name: placed_as(p, remainder(local(values), local(p), of))}
+        if dtype is torch.float32:
+            return {name: values}
+        codes, scale = (held_again if again else held)(local(values), dtype)
+        return {name: placed_as(p, codes), **({} if scale is None else {scale_of(name): scale})}
+
+    def _wide(self, p: Any, value: Any, saved: torch.dtype) -> Any:
+        if saved is not torch.int16:
+            return value
+        if local(p).dtype is not torch.bfloat16 or needs_own_step(local(p)):
+            of, do = f"a master_param in a state dict for {type(self).__name__}", "load it beside the parameters it was saved with"
+            raise CheckpointError(expected("fp32", of=of, got=f"the remainder of a bf16 parameter, for one of {local(p).dtype}", do=do))
+        return placed_as(p, joined(local(p), local(value).to(torch.int16)))
+
+    def _check(self, batch: Batch) -> None:
+        super()._check(batch)
+        if batch.scales:
+            *of_moments, of_masters = batch.scales
+            moved, *moments = batch.lists[1:]
+            for name, tensors, scales in zip(self._slots, moments, of_moments, strict=True):
+                for x, scale in zip(tensors, scales, strict=True):
+                    check_held(x, scale, getattr(self.holding, name), name, type(self).__name__)
+            for p, x, scale in zip(batch.parameters, moved, of_masters, strict=True) if batch.masters else ():
+                dtype = torch.int16 if self._splits(p) else self.holding.master_param
+                check_held(x, scale, dtype, "master_param", type(self).__name__)
+
+    def _splits(self, p: Any) -> bool:
+        """Whether a parameter's master is a remainder."""
+        return self.holding.remainders and local(p).dtype is torch.bfloat16 and not needs_own_step(local(p))
 
     def _check_options(self, options: dict[str, Any]) -> None:
         super()._check_options(options)
@@ -354,6 +506,13 @@ class FusedAdam(_FusedOptimizer):
         rule = (_DECOUPLED if self.adam_w_mode else _L2, int(group["bias_correction"]), group["weight_decay"])
         like = lists[1][0]
         noop = _number(0, torch.int32, like)
+        if batch.scales:
+            gradients, moved, *moments = lists
+            *scales, of_masters = batch.scales
+            masters = [moved, of_masters] if batch.masters else []
+            of = [gradients, batch.targets if batch.masters else moved, *moments, *scales, *masters]
+            tex.multi_tensor_adam_scaled(_CHUNK, noop, of, float(group["lr"]), *options, steps, *rule)
+            return []
         if self._executor.in_place:
             tex.multi_tensor_adam(_CHUNK, noop, lists, float(group["lr"]), *options, steps, *rule)
             return []

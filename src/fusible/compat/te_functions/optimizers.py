@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from fusible.compat.te_modules.parallel import refuse
-from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.errors import ArgumentError, expected
 from fusible.pytorch import optimizers
 
 __all__ = ["FusedAdam", "FusedSGD", "MultiTensorApply", "multi_tensor_applier"]
@@ -34,10 +34,10 @@ class _SetGradNone(torch.optim.Optimizer):
 
 
 class FusedAdam(_SetGradNone, optimizers.FusedAdam):
-    """``fusible.pytorch.optimizers.FusedAdam``, with the package's arguments.
+    """``fusible.pytorch.optimizers.FusedAdam``, with the package's arguments, in its order.
 
-    ``NotServedError``: ``amsgrad``; moments and master weights of another type than fp32; ``use_decoupled_grad``; ``store_param_remainders``.
-    ``capturable`` changes no result.
+    ``NotServedError``: ``amsgrad``. ``capturable`` changes no result; ``ArgumentError`` where it excludes how state is held, as in the package.
+    Remainders are stored where there are masters of fp32; elsewhere the option has no effect.
     """
 
     _options = (*optimizers.FusedAdam._options, "capturable", "set_grad_none")
@@ -46,13 +46,13 @@ class FusedAdam(_SetGradNone, optimizers.FusedAdam):
         self,
         params: Iterable[Any],
         lr: float = 1e-3,
-        bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        adam_w_mode: bool = True,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         *,
+        bias_correction: bool = True,
+        adam_w_mode: bool = True,
         capturable: bool = False,
         master_weights: bool = False,
         master_weight_dtype: torch.dtype = torch.float32,
@@ -62,16 +62,68 @@ class FusedAdam(_SetGradNone, optimizers.FusedAdam):
         store_param_remainders: bool = False,
         set_grad_none: bool | None = None,
     ) -> None:
-        wanted = {"master_weight_dtype": master_weight_dtype, "exp_avg_dtype": exp_avg_dtype, "exp_avg_sq_dtype": exp_avg_sq_dtype}
-        for name, dtype in wanted.items():
-            if dtype != torch.float32:
-                raise NotServedError(expected("torch.float32", of=f"{name} of FusedAdam", got=dtype, do="leave it out"))
-        others = {"use_decoupled_grad": use_decoupled_grad, "store_param_remainders": store_param_remainders}
-        refuse("FusedAdam", "leave it out", amsgrad=amsgrad, **others)
+        refuse("FusedAdam", "leave it out", amsgrad=amsgrad)
+        of_masters = master_weight_dtype if master_weights else torch.float32
+        remainders = store_param_remainders and master_weights and of_masters is torch.float32
+        if capturable:
+            _check_capturable(of_masters, (exp_avg_dtype, exp_avg_sq_dtype), remainders)
         if set_grad_none is not None:
             warnings.warn(_OLD, DeprecationWarning, stacklevel=2)
         self.capturable, self.set_grad_none = capturable, set_grad_none
-        super().__init__(params, lr, bias_correction, betas, eps, adam_w_mode, weight_decay, master_weights=master_weights)
+        super().__init__(
+            params,
+            lr,
+            bias_correction,
+            betas,
+            eps,
+            adam_w_mode,
+            weight_decay,
+            master_weights=master_weights,
+            master_weight_dtype=of_masters,
+            exp_avg_dtype=exp_avg_dtype,
+            exp_avg_sq_dtype=exp_avg_sq_dtype,
+            store_param_remainders=remainders,
+            use_decoupled_grad=use_decoupled_grad,
+        )
+
+    @property
+    def master_weight_dtype(self) -> torch.dtype:
+        return self.holding.master_param
+
+    @property
+    def exp_avg_dtype(self) -> torch.dtype:
+        return self.holding.exp_avg
+
+    @property
+    def exp_avg_sq_dtype(self) -> torch.dtype:
+        return self.holding.exp_avg_sq
+
+    @property
+    def store_param_remainders(self) -> bool:
+        return self.holding.remainders
+
+    def get_unscaled_state(self, param: Any, state_name: str, skip_unscale: bool = False) -> Any:
+        """As Fusible's; with ``skip_unscale`` what has no scale is given in its own dtype."""
+        value = self.state.get(param, {}).get(state_name)
+        return value if skip_unscale and value is not None and value.dtype is torch.bfloat16 else super().get_unscaled_state(param, state_name)
+
+    def initialize_state(self, param: Any, store_param_remainders: bool) -> None:
+        """Begin the state of a parameter: moments of zero, and a master where there are masters. Raises ``ArgumentError`` where
+        ``store_param_remainders`` is not what this optimizer does with it."""
+        if self.master_weights and bool(store_param_remainders) != self._splits(param):
+            of, do = "store_param_remainders of initialize_state", "choose it when the optimizer is made"
+            raise ArgumentError(expected(repr(self._splits(param)), of=of, got=repr(store_param_remainders), do=do))
+        self.state[param] = self._new_state(param)
+
+
+def _check_capturable(of_masters: torch.dtype, of_moments: tuple[torch.dtype, torch.dtype], remainders: bool) -> None:
+    of, do = "FusedAdam with capturable", "leave capturable out"
+    if of_masters is not torch.float32 or remainders:
+        got = "remainders" if remainders else of_masters
+        raise ArgumentError(expected("masters held in torch.float32", of=of, got=got, do=do))
+    if of_moments not in ((torch.float32,) * 2, (torch.bfloat16,) * 2):
+        got = " and ".join(map(str, of_moments))
+        raise ArgumentError(expected("both moments held in torch.float32, or both in torch.bfloat16", of=of, got=got, do=do))
 
 
 class FusedSGD(_SetGradNone, optimizers.FusedSGD):

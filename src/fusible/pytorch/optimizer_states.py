@@ -1,0 +1,115 @@
+"""How ``FusedAdam`` holds its state between steps: in fp32, or in fewer bits with a scale for each tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusible.errors import ArgumentError, CheckpointError, expected
+
+__all__ = ["Holding", "held", "held_again", "is_scaled", "joined", "remainder", "scale_of", "values_of"]
+
+_SCALED = {torch.float16: torch.finfo(torch.float16).max / 2, torch.uint8: 448.0}
+"""What the largest number becomes: of E4M3 the largest there is, of fp16 half of it."""
+_MOMENTS = (torch.float32, torch.bfloat16, *_SCALED)
+_MASTERS = (torch.float32, torch.float16)
+_LEAST_SCALE = 2.0**-126
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The dtypes of moments and masters, ``torch.uint8`` being E4M3; with ``remainders`` the masters of bf16 parameters are their lower words alone.
+
+    Raises ``ArgumentError`` for a dtype in which they are not held.
+    """
+
+    exp_avg: torch.dtype = torch.float32
+    exp_avg_sq: torch.dtype = torch.float32
+    master_param: torch.dtype = torch.float32
+    remainders: bool = False
+
+    def __post_init__(self) -> None:
+        names = {"exp_avg": "exp_avg_dtype", "exp_avg_sq": "exp_avg_sq_dtype", "master_param": "master_weight_dtype"}
+        for slot, option in names.items():
+            known, got = _MASTERS if slot == "master_param" else _MOMENTS, getattr(self, slot)
+            if got not in known:
+                wanted = f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
+                raise ArgumentError(expected(wanted, of=f"{option} of FusedAdam", got=got, do="choose one of them"))
+        if self.remainders and self.master_param is not torch.float32:
+            of, do = "master_weight_dtype of FusedAdam with store_param_remainders", "leave one of them out"
+            raise ArgumentError(expected("torch.float32", of=of, got=self.master_param, do=do))
+
+    @property
+    def plain(self) -> bool:
+        """Whether all of it is as torch has it: floats without scales, which every kernel steps."""
+        return not self.remainders and _SCALED.keys().isdisjoint({self.exp_avg, self.exp_avg_sq, self.master_param})
+
+    @property
+    def wide(self) -> bool:
+        """Whether all of it is fp32."""
+        return self == Holding()
+
+
+def scale_of(slot: str) -> str:
+    """The name in a parameter's state of the scale of another entry."""
+    return f"{slot}_scale"
+
+
+def is_scaled(dtype: torch.dtype) -> bool:
+    """Whether numbers that are held in ``dtype`` have a scale."""
+    return dtype in _SCALED
+
+
+def held(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """fp32 numbers in ``dtype``, and the scale that they are held with, fp32 ``[1]``, by the formula of ``tex.multi_tensor_adam_scaled``: ``codes =
+    cast(values * (1 / s))`` with ``s = max(max |values| / r, 2^-126)``."""
+    if not is_scaled(dtype):
+        return values.to(dtype, copy=True), None
+    largest = values.abs().amax().reshape(1) if values.numel() else values.new_zeros(1)
+    scale = (largest / _SCALED[dtype]).clamp_min(_LEAST_SCALE)
+    inverse = scale.reciprocal()
+    return _codes(values, inverse, dtype), inverse.reciprocal() if dtype is torch.uint8 else scale
+
+
+def held_again(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``held``, but of numbers that were held so before the same codes and scale, to the bit: the formula's scale may be some units of its last place
+    off, and one of its neighbours is what they had."""
+    codes, scale = held(values, dtype)
+    if scale is None:
+        return codes, None
+    units = scale.view(torch.int32)
+    for offset in (0, 1, -1, 2, -2):
+        near = (units + offset).view(torch.float32)
+        found = _codes(values, near.reciprocal(), dtype)
+        if torch.equal(values_of(found, near), values):
+            return found, near
+    return codes, scale
+
+
+def _codes(values: torch.Tensor, inverse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    scaled = values * inverse.reshape(())
+    if dtype is torch.float16:
+        return scaled.to(dtype)
+    return scaled.clamp(-_SCALED[dtype], _SCALED[dtype]).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def values_of(codes: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """The fp32 numbers that ``codes`` hold; ``codes`` themselves, where they are fp32."""
+    wide = (codes.view(torch.float8_e4m3fn) if codes.dtype is torch.uint8 else codes).float()
+    return wide if scale is None else wide * scale.reshape(())
+
+
+def joined(p: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """The fp32 master of a bf16 parameter and its remainder, int16: as bits ``(p << 16) + remainder``."""
+    return ((p.detach().view(torch.int16).int() << 16) + words).view(torch.float32)
+
+
+def remainder(master: torch.Tensor, p: torch.Tensor, of: str) -> torch.Tensor:
+    """The lower words of an fp32 master, of which ``p`` is the rounding; of a tie that was rounded down the nearest that there is. Raises
+    ``CheckpointError`` where ``p`` is not its rounding."""
+    words = master.float().contiguous().view(torch.int32) - (p.detach().contiguous().view(torch.int16).int() << 16)
+    if words.numel() and (words.amax() > 2**15 or words.amin() < -(2**15)):
+        do = "load the parameters first, those that it was saved with"
+        raise CheckpointError(expected("masters that round to the parameter", of=of, got="others", do=do))
+    return words.clamp_max(2**15 - 1).to(torch.int16)
