@@ -103,6 +103,9 @@ BAD_RECORDS = {
     "a picture": (_talk([*PARTS, {"type": "image", "image": "a"}]), OTHERS),
     "a part of a number": (_talk([{"type": "text", "text": 5}]), OTHERS),
     "a message of text": (b'{"messages": ["a"]}', OTHERS),
+    "tools of numbers": (b'{"messages": [{"role": "user", "content": "a"}], "tools": [5]}', "tools of line 1 of .*: expected a list of objects"),
+    "one tool": (b'{"messages": [{"role": "user", "content": "a"}], "tools": {}}', "tools of line 1 of .*: expected a list of objects, .* a dict"),
+    "a number as the text of tools": (b'{"messages": [{"role": "user", "content": "a"}], "tools": "3"}', "tools of line 1 of .*, got .* int"),
 }
 
 
@@ -123,6 +126,33 @@ def test_parts_of_a_content_are_one_text_and_a_call_of_tools_needs_none(tmp_path
     template = "{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls[0].function.name }}\n{% endfor %}"
     (found,) = read_documents([tmp_path / "a.jsonl"], ChatTemplate(template + "{% if add_generation_prompt %}assistant: {% endif %}"))
     assert [found.text[a:b] for a, b in found.learned or ()] == ["look\n"]
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"where": {"type": "string"}}}}},
+    {"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}}},
+]
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {"where": "here"}}}]}
+WITH_TOOLS = (
+    "{{ tools | tojson if tools else 'none' }}{% for m in messages %}<{{ m.role }}>{{ m.tool_calls[0].function.arguments | tojson if m.tool_calls"
+    " else m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("tools", [TOOLS, [], None, json.dumps(TOOLS)])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_tools_beside_messages_are_those_of_the_template(tmp_path: Path, name: str, tools: object) -> None:
+    other = {**CALL, "tool_calls": [{"function": {"name": "sum", "arguments": {"a": 1}}}]}
+    records = [{"messages": [TALK[0], one], **({} if tools is None else {"tools": tools})} for one in (CALL, other)]
+    if name == "a.jsonl":
+        (tmp_path / name).write_text("\n".join(map(json.dumps, records)))
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(records), tmp_path / name)
+    found = list(read_documents([tmp_path / name], ChatTemplate(WITH_TOOLS)))
+    shown = json.dumps(TOOLS) if tools else "none"
+    assert [json.loads(one.text.partition("<")[0]) if tools else one.text.partition("<")[0] for one in found] == [TOOLS if tools else shown] * 2
+    assert [one.text[a:b] for one in found for a, b in one.learned or ()] == ['{"where": "here"}', '{"a": 1}']
 
 
 @pytest.mark.parametrize("case", BAD)

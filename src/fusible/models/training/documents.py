@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def read_documents(paths: Sequence[Path], chat: ChatTemplate | None = None) -> I
     """The documents of files, in order, empty ones left out.
 
     A ``.txt`` is one document. A line of a ``.jsonl``, or a row of a ``.parquet`` (which needs pyarrow), is one that has ``text``; or ``prompt`` and
-    ``completion``, of which the second is learned; or ``messages``, put together by the template ``chat``, of which the assistant's are learned.
+    ``completion``, of which the second is learned; or ``messages``, put together by the template ``chat``, of which the assistant's are learned:
+    with the ``tools`` that stand beside them, as a list or as the JSON of one.
 
     Raises ``ArgumentError`` for another kind of file, and for one that cannot be read; ``CheckpointError`` for lines that are no JSON;
     ``MissingModuleError`` where pyarrow is wanted and missing.
@@ -71,7 +73,14 @@ def _json_lines(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:
 
 def _parquet(path: Path, chat: ChatTemplate | None) -> Iterator[Document]:
     for number, row in enumerate(_rows(path), 1):
-        yield _of_record({name: value for name, value in row.items() if value is not None}, f"row {number} of {path}", chat)
+        yield _of_record(_without_nulls(row), f"row {number} of {path}", chat)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value of Parquet: its objects have all fields of their column, those that nobody has written as nulls."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -82,7 +91,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         file = reader.ParquetFile(content)
         names = set(file.schema_arrow.names)
-        wanted = [name for name in ("text", "messages", "prompt", "completion") if name in names]
+        wanted = [name for name in ("text", "messages", "tools", "prompt", "completion") if name in names]
         for batch in file.iter_batches(columns=wanted):
             yield from batch.to_pylist()
     except (arrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
@@ -101,7 +110,7 @@ def _of_record(record: Any, of: str, chat: ChatTemplate | None) -> Document:
 def _document(record: Any, of: str, chat: ChatTemplate | None) -> Document:
     if isinstance(record, Mapping):
         if isinstance(record.get("messages"), list):
-            return _of_messages(record["messages"], of, chat)
+            return _of_messages(record["messages"], _tools(record.get("tools"), of), of, chat)
         prompt, completion, text = (record.get(name) for name in ("prompt", "completion", "text"))
         if isinstance(prompt, str) and isinstance(completion, str):
             return Document(prompt + completion, ((len(prompt), len(prompt) + len(completion)),))
@@ -111,16 +120,25 @@ def _document(record: Any, of: str, chat: ChatTemplate | None) -> Document:
     raise ArgumentError(expected(f"an object with {_FIELDS}", of=of, got=got[:200], do="convert the file"))
 
 
-def _of_messages(messages: Sequence[Any], of: str, chat: ChatTemplate | None) -> Document:
+def _tools(value: Any, of: str) -> list[Any] | None:
+    """The tools of a conversation, or None; some data sets have the JSON of them."""
+    tools = parse_json(value, of=f"tools of {of}", do="repair it", unbounded=True) if isinstance(value, str) else value
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise ArgumentError(expected("a list of objects, or the JSON of one", of=f"tools of {of}", got=f"a {type(tools).__name__}", do="repair them"))
+    return tools
+
+
+def _of_messages(messages: Sequence[Any], tools: list[Any] | None, of: str, chat: ChatTemplate | None) -> Document:
     """A conversation as its template writes it. What the assistant says is found as what the text has more with a message than up to it."""
     if chat is None:
         raise ArgumentError(expected("a tokenizer with a chat template", of=of, got="messages and no template", do="give text, or another tokenizer"))
     messages = [_message(message, of) for message in messages]
-    text, learned = chat.render(messages, add_generation_prompt=False), list[tuple[int, int]]()
+    render = partial(chat.render, tools=tools)
+    text, learned = render(messages, add_generation_prompt=False), list[tuple[int, int]]()
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before, through = chat.render(messages[:place]), chat.render(messages[: place + 1], add_generation_prompt=False)
+        before, through = render(messages[:place]), render(messages[: place + 1], add_generation_prompt=False)
         if not (text.startswith(through) and through.startswith(before)):
             wanted = "a chat template whose text grows with each message"
             raise ArgumentError(expected(wanted, of=of, got="one that changes what came before", do="give the conversation as text"))
