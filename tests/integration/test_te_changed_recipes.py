@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from te_public import Side, sides
 import fusible
 from fusible import quantized
 from fusible.compat import te_recipes
-from fusible.errors import ArgumentError, DTypeError
+from fusible.errors import ArgumentError, DTypeError, NotServedError
 
 CHANGES: dict[str, tuple[str, Callable[[Side], Any]]] = {
     "DelayedScaling": ("fp8_format", lambda te: te.recipe.Format.E4M3),
@@ -143,3 +144,49 @@ def test_what_follows_a_recipe_takes_it_as_it_is_at_that_moment(cls: type) -> No
     assert context.recipe == recipe and not hasattr(context.recipe, "name_of_a_script")
     if cls is not te_recipes.CustomRecipe:
         assert hash(fixed) == hash(plain()) and fusible.autocast(recipe=plain()).key == context.key
+
+
+@pytest.mark.parametrize("cls", RECIPES)
+def test_options_of_a_recipe_whose_class_is_made_of_other_arguments_may_be_set(cls: type) -> None:
+    """As Megatron's is, of its configuration."""
+
+    class Own(cls):  # type: ignore[valid-type,misc]
+        def __init__(self, config: dict[str, Any]) -> None:
+            self.config = config
+            super().__init__(**config)
+
+    config = {"qfactory": _none} if cls is te_recipes.CustomRecipe else {}
+    for field in dataclasses.fields(cls):
+        recipe = Own(config)
+        setattr(recipe, field.name, getattr(recipe, field.name))
+        assert vars(recipe) == vars(Own(config)), field.name
+    recipe = Own(config)
+    option, value = CHANGES.get(cls.__name__, ("quantization_alignment", lambda te: 64))
+    setattr(recipe, option, value(sides()[1]))
+    followed = getattr(fusible.autocast(recipe=recipe).recipe, option)
+    assert recipe.config is config and followed == value(sides()[1]) != getattr(Own(config), option)
+
+
+def test_what_older_versions_of_the_package_gave_delayed_scaling_is_taken() -> None:
+    """The package takes any name, and makes nothing of it."""
+    recipe: Any = None
+    given: dict[str, Any] = {
+        "margin": 0,
+        "interval": 16,
+        "amax_history_len": 16,
+        "amax_compute_algo": "max",
+        "override_linear_precision": (False, False, False),
+    }
+    with package():
+        for te in sides():
+            recipe = te.recipe.DelayedScaling(fp8_format=te.recipe.Format.HYBRID, **given)
+            assert (recipe.amax_history_len, recipe.margin, recipe.fp8_format.name) == (16, 0, "HYBRID")
+    assert recipe == quantized.DelayedScaling(amax_history_len=16) and pickle.loads(pickle.dumps(recipe)) == copy.copy(recipe) == recipe
+    assert te_recipes.DelayedScaling(override_linear_precision=None) == te_recipes.DelayedScaling()
+    wrong: Any
+    for wrong, error in (({"interval": 0}, ArgumentError), ({"interval": "1"}, DTypeError), ({"margn": 1}, TypeError)):
+        with pytest.raises(error):
+            te_recipes.DelayedScaling(**wrong)
+    for asked in (True, (False, False, True)):
+        with pytest.raises(NotServedError, match="CustomRecipe"):
+            te_recipes.DelayedScaling(override_linear_precision=asked)

@@ -6,10 +6,13 @@ Whoever follows a recipe takes it as it is at that moment (``Recipe.settled``): 
 from __future__ import annotations
 
 import copy
-from dataclasses import FrozenInstanceError, fields, replace
+import functools
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, fields
 from typing import Any, Self
 
 from fusible import quantized
+from fusible.errors import NotServedError, check_number, expected
 
 __all__ = [
     "CustomRecipe",
@@ -33,7 +36,11 @@ class _Open(quantized.Recipe):
         if name not in options:
             own[name] = value
             return
-        own.update({key: found for key, found in vars(replace(self, **{name: value})).items() if key in options})
+        kind: Any = next(cls for cls in type(self).__mro__ if cls.__module__ == __name__)  # a script's own class may be made of other arguments
+        changed = object.__new__(type(self))
+        vars(changed).update(own, **{name: value})
+        kind.__init__(changed, **{field.name: getattr(changed, field.name) for field in fields(kind) if field.init})
+        own.update({key: found for key, found in vars(changed).items() if key in options})
 
     def __delattr__(self, name: str) -> None:
         if name in {field.name for field in fields(self)} or vars(self).get("_is_immutable"):
@@ -64,7 +71,20 @@ def _kind(cls: type) -> type:
 
 
 class DelayedScaling(_Open, quantized.DelayedScaling):
-    __doc__ = quantized.DelayedScaling.__doc__
+    __doc__ = f"""{quantized.DelayedScaling.__doc__}
+    Scripts for older versions of NVIDIA's package give two options more: ``interval``, which has no effect since its version 1.8, and none here; and
+    ``override_linear_precision``, which must be False for each product (``NotServedError``).
+    """
+
+    def __init__(self, *options: Any, interval: int = 1, override_linear_precision: Any = None, **named: Any) -> None:
+        check_number(interval, "interval of DelayedScaling", least=1)
+        if any(override_linear_precision if isinstance(override_linear_precision, Sequence) else (override_linear_precision,)):
+            of, do = "override_linear_precision of DelayedScaling", "leave it out; a CustomRecipe says which tensors are quantized"
+            raise NotServedError(expected("(False, False, False)", of=of, got=override_linear_precision, do=do))
+        super().__init__(*options, **named)
+
+
+functools.update_wrapper(DelayedScaling.__init__, quantized.DelayedScaling.__init__)  # its signature is that of today's options
 
 
 class Float8CurrentScaling(_Open, quantized.Float8CurrentScaling):
