@@ -396,3 +396,15 @@ def test_undo_gives_the_blocks_back() -> None:
         fusible.convert(module, undo=True)
         assert type(module) in (Attention, Gated) and not [name for name in vars(module) if "fusible" in name]
         assert all("_group" not in vars(child) and type(child).__name__[:7] != "Fusible" for child in module.children())
+
+
+@pytest.mark.parametrize("make", [Attention, Gated, lambda: Gated(bias=True)], ids=["attention", "one bias", "biases"])
+@pytest.mark.parametrize("recipe", [fusible.DelayedScaling(), fusible.Float8CurrentScaling()], ids=str)
+def test_an_exported_program_has_a_zero_for_a_bias_that_one_of_them_lacks(make: Any, recipe: fusible.Recipe) -> None:
+    torch.manual_seed(0)
+    model, x = converted(nn.Sequential(make()), recipe), torch.randn(3, 8, WIDTH)
+    model(x).sum().backward()
+    model.eval()
+    with torch.no_grad():
+        wanted, found = model(x), fusible.export_program(model, x).module()(x)
+    assert (found - wanted).norm() <= 1e-3 * wanted.norm()

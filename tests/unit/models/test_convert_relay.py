@@ -333,3 +333,50 @@ def test_blocks_are_called_by_their_former_names() -> None:
     model = converted(Nested)
     assert [type(block).__name__ for block in model.blocks] == ["Nested", "Nested"] and type(model.blocks[0]) is not Nested
     assert isinstance(pickle.loads(pickle.dumps(model)).blocks[1], Nested)
+
+
+class Bare(Inline):
+    """As ``Inline``, but for the dropout."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        x = x + self.mixer(x, mask)[0]
+        return x + self.fc2(self.act(self.fc1(self.norm(x))))
+
+
+class Dropping(Inline):
+    """As ``Inline``, and drops out in training."""
+
+    dropout = 0.5
+
+
+def _exported(model: Any, x: torch.Tensor) -> Any:
+    return fusible.export_program(model, x).module()
+
+
+def _compiled(model: Any, x: torch.Tensor) -> Any:
+    return torch.compile(model, backend="aot_eager", fullgraph=True)
+
+
+@pytest.mark.parametrize("make", [Inline, Dropping, Nested, Bare])
+@pytest.mark.parametrize("graph", [_exported, _compiled])
+def test_a_graph_computes_by_the_scales_that_training_has_left(make: Any, graph: Any) -> None:
+    torch._dynamo.reset()
+    model, x = converted(make, fusible.DelayedScaling()), torch.randn(2, 8, WIDTH)
+    for block in model.blocks:
+        for layer in block.modules():
+            if isinstance(layer, nn.Linear) and layer.in_features == WIDTH and layer.out_features == INNER:
+                layer.weight.data *= 2000.0  # so that 448 is far too small for the activation by a scale of 1
+    if make is not Dropping:
+        gradients(model.train(), x)
+    else:
+        gradients(model, x)  # without a training mode that would drop out, and yet with gradients, so that amaxes are observed
+    model.eval()
+    with torch.no_grad():
+        wanted, found = model(x), graph(model, x)(x)
+    assert (found - wanted).norm() <= 1e-3 * wanted.norm()
+
+
+def test_a_dropout_between_is_found_where_it_drops_nothing() -> None:
+    found = {make: converted(make).blocks[0]._relay for make in (Inline, Dropping, Nested, Bare)}
+    assert {make: relay.bare for make, relay in found.items()} == {Inline: False, Dropping: False, Nested: True, Bare: True}
+    assert {make: relay.in_training for make, relay in found.items()} == {Inline: True, Dropping: False, Nested: True, Bare: True}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fusible import ops
 from fusible.models.convert.activation import FORMULAS, TITLES
@@ -29,15 +30,16 @@ _RESULTS = (2, 1, 3)
 @dataclass(frozen=True)
 class Chain:
     """The names within a block of the first layer, of the activation and of the last layer. ``in_training``: whether nothing is between them in
-    training, either."""
+    training, either. ``bare``: whether no function is, not even a dropout that drops nothing."""
 
     up: str
     activation: str
     down: str
     in_training: bool = False
+    bare: bool = False
 
     def relay(self, block: nn.Module) -> Relay:
-        return Relay(block, (self.up, self.activation, self.down), self.in_training)
+        return Relay(block, (self.up, self.activation, self.down), self.in_training, self.bare)
 
 
 def find_chain(block: nn.Module, linears: Mapping[str, nn.Linear], activation: str, formula: str) -> Chain | None:
@@ -46,8 +48,18 @@ def find_chain(block: nn.Module, linears: Mapping[str, nn.Linear], activation: s
     for up, down in permutations(linears, 2):
         chain = Chain(up, activation, down)
         if _fit(linears[up], linears[down]) and _hands_on(block, chain, formula, training=False):
-            return replace(chain, in_training=_hands_on(block, chain, formula, training=True))
+            in_training = _hands_on(block, chain, formula, training=True)
+            with _Traced():
+                return replace(chain, in_training=in_training, bare=_hands_on(block, chain, formula, training=False))
     return None
+
+
+class _Traced(TorchFunctionMode):
+    """Has a dropout give a tensor of its own, as in a graph, also where it drops nothing and would give the very tensor that it was called on."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = func(*args, **(kwargs or {}))
+        return y.clone() if func is nn.functional.dropout else y
 
 
 def _fit(up: nn.Linear, down: nn.Linear) -> bool:

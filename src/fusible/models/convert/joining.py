@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusible.pytorch.engine.lowered import own_parameter
+
 __all__ = ["JoinedLinears", "Stand", "is_joined", "pack"]
 
 
@@ -110,7 +112,7 @@ class JoinedLinears(Stand):
 
     @property
     def bias(self) -> torch.Tensor:
-        weights = [module._parameters["weight"] for module in self.modules]
+        weights: list[Any] = [own_parameter(module, "weight") for module in self.modules]
         biases = [module._parameters.get("bias") for module in self.modules]
         like = next(bias for bias in biases if bias is not None)
         return torch.cat([like.new_zeros(len(weight)) if bias is None else bias for weight, bias in zip(weights, biases, strict=True)])

@@ -62,7 +62,7 @@ class ConvertedLinear(ConvertedLayer, Linear):
         if self._is_plain(recipe):
             return self.original.forward(self, input)
         y = self._group.output(self._place, input) if self._group is not None else None
-        if y is None and self._relay is not None and not torch.compiler.is_compiling():
+        if y is None and self._relay is not None:
             y = self._relay.output(self, input, recipe)
         return self._run(input) if y is None else y
 

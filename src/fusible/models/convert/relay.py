@@ -37,10 +37,10 @@ class _Call(Call):
 
 class Relay:
     """``names``: of the first layer, the activation and the last layer in the ``block``. ``in_training``: whether it hands on in training, too, where
-    it may drop out between them."""
+    it may drop out between them. ``bare``: whether in a graph, too, the last layer is called on the very tensor that the activation gave."""
 
-    def __init__(self, block: nn.Module, names: Sequence[str], in_training: bool) -> None:
-        self.block, self.in_training, self.call = block, in_training, _Call()
+    def __init__(self, block: nn.Module, names: Sequence[str], in_training: bool, bare: bool) -> None:
+        self.block, self.in_training, self.bare, self.call = block, in_training, bare, _Call()
         self.members: tuple[Any, ...] = tuple(block.get_submodule(name) for name in names)
         self._inside = tuple(dict.fromkeys(_steps(block, names)))
         self._dropouts = tuple(module for module in block.modules() if isinstance(module, nn.Dropout))
@@ -57,7 +57,7 @@ class Relay:
     def is_whole(self) -> bool:
         """Whether its layers may be computed as one: nobody has put another in the place of one, as LoRA does, has undone its conversion, has set an
         option or a bias of one since, or looks at what one gives."""
-        if torch.compiler.is_compiling() or (not self.in_training and self._is_training()):
+        if not self.in_training and self._is_training():
             return False
         up, act, down = self.members
         if not (isinstance(up, ConvertedModule) and isinstance(act, RelayedActivation) and isinstance(down, ConvertedModule)):
@@ -81,13 +81,15 @@ class Relay:
         return y
 
     def handed_on(self, x: torch.Tensor, last: bool = False) -> torch.Tensor | None:
-        """``x`` where it is the output already; None where the layer is to compute. Raises ``ShapeError`` where it is made of the output."""
+        """``x`` where it is the output already; None where the layer is to compute. Raises ``ShapeError`` where it is made of the output. In a graph
+        what a dropout gives that drops nothing is the output, though it is another object there."""
         y = self.call.y
         if y is None:
             return None
-        if last or x is not y:
+        same = x is y or (torch.compiler.is_compiling() and not self.bare and x.shape == y.shape)
+        if last or not same:
             self.call.y = None
-        if x is y:
+        if same:
             return x
         if x.shape == y.shape:
             do = "undo the conversion and convert the model again, or with its MLPs excluded: its blocks compute otherwise than when it was converted"
@@ -118,8 +120,6 @@ class RelayedActivation(ConvertedModule):
     _relay: Relay
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return self.original.forward(self, x)
         y = self._relay.handed_on(x)
         return self.original.forward(self, x) if y is None else y
 
@@ -134,6 +134,4 @@ class RelayingBlock(Swapped):
     _relay: Relay
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self.original.forward(self, *args, **kwargs)
         return call_of(self._relay.call, self.original.forward, self, *args, **kwargs)
