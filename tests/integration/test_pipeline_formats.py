@@ -235,6 +235,42 @@ def test_a_product_of_a_custom_tensor_and_another_is_refused(asked: tuple[str, .
             model(torch.randn(16, 32, requires_grad=True)).sum().backward()
 
 
+def _step(recipe: Any, executor: str) -> None:
+    model = fusible.Sequential(fusible.Linear(32, 64), fusible.Linear(64, 32)).compile(executor)
+    with fusible.autocast(recipe=recipe):
+        model(torch.randn(16, 32, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("asked", [(role,) for role in _ROLES] + [_ROLES])
+def test_a_custom_quantizer_is_refused_where_a_pass_is_compiled(asked: tuple[str, ...]) -> None:
+    said = r"what is quantized by the custom quantizer _IntQuantizer( of .*)?: expected a tensor of torch, got one that a compiled pass records; "
+    with pytest.raises(fusible.errors.NotServedError, match=said):
+        _step(fusible.CustomRecipe(qfactory=lambda role: _IntQuantizer() if role.tensor_type in asked else None), "xla")
+
+
+@pytest.mark.parametrize("lacking", ["data", "scale", "data_t", "scale_t", "dequantize", "dtype", "prepare_for_saving", "restore_from_saved"])
+def test_what_a_custom_quantizer_makes_says_what_it_lacks(lacking: str) -> None:
+    class Lacking:
+        def __init__(self, x: Tensor, quantizer: Quantizer) -> None:
+            self._made = _ShapedInts(x, quantizer)
+
+        def __getattr__(self, name: str) -> Any:
+            if name == lacking:
+                raise AttributeError(name)
+            return getattr(self._made, name)
+
+    said = rf"what is made by the custom quantizer _IntQuantizer( of .*)?: expected {lacking} of it, got a Lacking without; define {lacking}"
+    with pytest.raises(fusible.errors.NotServedError, match=said):
+        _step(fusible.CustomRecipe(qfactory=lambda role: _IntQuantizer(Lacking)), "eager")  # type: ignore[arg-type]  # pyright: ignore
+
+
+@pytest.mark.parametrize("executor", ["eager", "xla"])
+def test_a_quantizer_that_does_not_say_that_it_is_custom_is_refused(executor: str) -> None:
+    quiet = type("Quiet", (_IntQuantizer,), {"custom": False})
+    with pytest.raises(fusible.errors.DTypeError, match="custom of the quantizer Quiet( of .*)?: expected True, got False; let it be True"):
+        _step(fusible.CustomRecipe(qfactory=lambda role: quiet()), executor)
+
+
 def test_a_weight_is_held_as_a_tensor_alone() -> None:
     recipe = fusible.CustomRecipe(qfactory=lambda role: _IntQuantizer())
     said = "a weight that is held as _IntQuantizer quantizes it: expected a QuantizedTensor, got _ShapedInts; "

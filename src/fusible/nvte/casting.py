@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusible import tex
-from fusible.errors import ArgumentError, expected
+from fusible import lazy, tex
+from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte.dtype import DType, QuantizedType, Type, is_quantized_type
 from fusible.nvte.execution import current_pass
 from fusible.nvte.frameworks import nvte_dtype, te_to_torch_dtype
@@ -122,10 +122,31 @@ def cast(x: Tensor, type: Type) -> Tensor:
     quantizer = quantizer_for(type)
     lacks = lacks_blocks(x.shape, type)
     data = pad(x.data, block_length(type)) if lacks else x.data
-    made = type.descriptor.quantize(data) if quantizer is None else tex.quantize(data, quantizer, None, None)  # type: ignore[union-attr]
+    made = _applied(type, data) if quantizer is None else tex.quantize(data, quantizer, None, None)  # type: ignore[arg-type]
     if lacks:
         return marked(made, type, x.shape)
     return Tensor(made, type) if quantizer is None else emit(made, type, quantizer)
+
+
+def _applied(type: QuantizedType, data: Data) -> Any:
+    """What the quantizer of a type makes, which is called itself. Raises ``NotServedError`` where a user's would have to be recorded, or makes what
+    passes cannot keep."""
+    if type.scaling != "custom":
+        return type.descriptor.quantize(data)
+    of = f"the custom quantizer {type.quantizer.__class__.__name__}"
+    if isinstance(data, lazy.Tensor):
+        do = "leave the model uncompiled, or take a quantizer of fusible.quantized"
+        raise NotServedError(expected("a tensor of torch", of=f"what is quantized by {of}", got="one that a compiled pass records", do=do))
+    made = type.descriptor.quantize(data)
+    lacking = next((name for name in _OF_STORAGES if not hasattr(made, name)), None)
+    if lacking is not None:
+        do = f"define {lacking}"
+        raise NotServedError(expected(f"{lacking} of it", of=f"what is made by {of}", got=f"a {made.__class__.__name__} without", do=do))
+    return made
+
+
+_OF_STORAGES = ("data", "scale", "data_t", "scale_t", "dequantize", "dtype", "prepare_for_saving", "restore_from_saved")
+"""What a user's own storage has, beside a shape or size."""
 
 
 def cast_checked(x: Tensor, type: Type | None) -> Tensor:

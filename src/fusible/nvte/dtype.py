@@ -88,6 +88,9 @@ class QuantizedType:
         applied = "custom" if quantizer.custom else _APPLIED.get(quantizer.__class__)
         if applied is not None:
             return cls(DType.Byte, applied, quantizer=quantizer)
+        if not hasattr(quantizer, "dtype"):
+            of, do = f"custom of the quantizer {quantizer.__class__.__name__}", "let it be True: without a dtype no function of tex takes it"
+            raise DTypeError(expected("True", of=of, got="False", do=do))
         made = cls(DType(int(quantizer.dtype)), scaling(quantizer), quantizer=quantizer)
         return made.read(rowwise=quantizer.rowwise_usage, columnwise=quantizer.columnwise_usage)
 

@@ -37,7 +37,8 @@ class Quantizer:
     ``rowwise_usage`` and ``columnwise_usage`` say which copies to make; ``internal`` asks for the bare storage instead of a ``torch.Tensor``.
 
     A custom quantizer is a subclass whose property ``custom`` is True, and which overrides ``quantize_impl`` (or ``quantize``) and, to be written to,
-    ``update_quantized``. It makes a ``QuantizedTensorStorage`` that has ``data``, ``scale``, ``data_t``, ``scale_t`` and ``original_shape``.
+    ``update_quantized``. It makes a ``QuantizedTensorStorage`` that has ``data``, ``scale``, ``data_t``, ``scale_t``, ``original_shape`` and
+    ``dtype``, a ``shape`` or ``size()``, and the methods ``dequantize``, ``prepare_for_saving`` and ``restore_from_saved``. Its ``qgemm`` multiplies.
     """
 
     internal: bool = False
