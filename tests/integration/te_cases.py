@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -167,6 +168,7 @@ def optimization(te: Side) -> Results:
         "adam": lambda p: te.optimizers.FusedAdam(p, lr=1e-2, adam_w_mode=False, bias_correction=False, weight_decay=0.1),
         "sgd": lambda p: te.optimizers.FusedSGD(p, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1),
         "plain": lambda p: te.optimizers.FusedSGD(p, lr=1e-2),
+        "adam by place": lambda p: te.optimizers.FusedAdam(p, 1e-2, (0.8, 0.9), 1e-6, 0.1),
     }
     for name, make in makers.items():
         parameters = [torch.nn.Parameter(_random(4, 8, seed=seed)) for seed in range(2)]
@@ -179,6 +181,55 @@ def optimization(te: Side) -> Results:
         yield from ((f"{name} {place}", parameter.detach()) for place, parameter in enumerate(parameters))
         state = optimizer.state_dict()["state"]
         yield f"{name} state", sorted({key for held in state.values() for key in held})
+
+
+@case("optimizers.FusedAdam", bound=2.0**-20)
+def held_states(te: Side) -> Results:
+    """Moments and masters in few bits, over a reload; what an optimizer of another dtype makes of its state dict."""
+    floats = torch.float32, torch.bfloat16, torch.float16, torch.uint8
+    masters: list[dict[str, Any]] = [
+        {"master_weights": False, "master_weight_dtype": torch.float16, "store_param_remainders": True},  # without masters no effect
+        {"master_weights": True},
+        {"master_weights": True, "master_weight_dtype": torch.float16, "store_param_remainders": True},
+        {"master_weights": True, "store_param_remainders": True},
+    ]
+    for of_masters, first, second in product(masters, floats, floats):
+        options = {"lr": 1e-2, "weight_decay": 0.1, **of_masters, "exp_avg_dtype": first, "exp_avg_sq_dtype": second}
+        parameters = [torch.nn.Parameter(_random(*shape, seed=seed, dtype=torch.bfloat16)) for seed, shape in enumerate(((4, 8), (7,)))]
+        decoupled = first is torch.uint8
+        optimizer = te.optimizers.FusedAdam(parameters, **options, use_decoupled_grad=decoupled)
+        for step in range(4):
+            for place, parameter in enumerate(parameters):
+                gradient = _random(*parameter.shape, seed=10 + 2 * step + place)
+                setattr(parameter, "decoupled_grad" if decoupled else "grad", gradient if decoupled else gradient.bfloat16())
+            optimizer.step()
+            if step == 1:
+                saved = optimizer.state_dict()
+                optimizer = te.optimizers.FusedAdam(parameters, **options, use_decoupled_grad=decoupled)
+                optimizer.load_state_dict(saved)
+            optimizer.zero_grad()
+        name = f"{first} {second} {sorted(of_masters.items(), key=str)}"
+        yield from ((f"{name}: {place}", parameter.detach()) for place, parameter in enumerate(parameters))
+        for place, state in optimizer.state_dict()["state"].items():
+            yield from ((f"{name}: {slot} of {place}", value.clone()) for slot, value in sorted(state.items()))
+        whole = of_masters["master_weights"] and not of_masters.get("store_param_remainders")
+        for slot in ("exp_avg", "exp_avg_sq", *["master_param"] * whole):
+            optimizer.set_scaled_state(parameters[0], slot, _random(4, 8, seed=3))
+            yield f"{name}: {slot} that was set", optimizer.get_unscaled_state(parameters[0], slot)
+
+
+@case("optimizers.FusedAdam")
+def capturable_states(te: Side) -> Results:
+    """What a step that is captured cannot hold."""
+    floats = torch.float32, torch.bfloat16, torch.float16, torch.uint8
+    for first, second, more in product(floats, floats, ({}, {"master_weight_dtype": torch.float16}, {"store_param_remainders": True})):
+        options: dict[str, Any] = {"master_weights": True, "capturable": True, "exp_avg_dtype": first, "exp_avg_sq_dtype": second, **more}
+        try:
+            te.optimizers.FusedAdam([torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))], **options)
+            refused = False
+        except Exception:
+            refused = True
+        yield f"{first} {second} {more}", refused
 
 
 @case("optimizers.MultiTensorApply", "optimizers.multi_tensor_applier")

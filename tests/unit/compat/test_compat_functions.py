@@ -100,6 +100,23 @@ def test_an_optimizer_keeps_its_options(name: str, option: str, way: str) -> Non
         assert getattr(WAYS[way](OPTIMIZERS[name]([nn.Parameter(torch.ones(4))], **{option: value})), option) is value
 
 
+def test_a_state_begins_as_it_is_asked_to() -> None:
+    """As Megatron begins what it will load, and reads what is held in bf16 as it is."""
+    p, bf16 = nn.Parameter(torch.randn(8).bfloat16()), torch.bfloat16
+    optimizer = te_functions.FusedAdam([p], master_weights=True, exp_avg_dtype=bf16, exp_avg_sq_dtype=torch.uint8, store_param_remainders=True)
+    with pytest.raises(ArgumentError, match="store_param_remainders of initialize_state: expected True, got False"):
+        optimizer.initialize_state(p, False)
+    assert not optimizer.state
+    optimizer.initialize_state(p, True)
+    assert {name: value.dtype for name, value in optimizer.state[p].items()} == {
+        "exp_avg": bf16, "exp_avg_sq": torch.uint8, "exp_avg_sq_scale": torch.float32, "master_param": torch.int16,
+    }  # fmt: skip
+    assert optimizer.get_unscaled_state(p, "exp_avg", skip_unscale=True).dtype is bf16
+    assert optimizer.get_unscaled_state(p, "exp_avg").dtype is optimizer.get_unscaled_state(p, "exp_avg_sq", skip_unscale=True).dtype is torch.float32
+    assert (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype, optimizer.master_weight_dtype) == (bf16, torch.uint8, torch.float32)
+    assert optimizer.store_param_remainders
+
+
 LAYER: dict[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 MODULES: dict[str, Callable[..., nn.Module]] = {
     "Linear": lambda: te_modules.Linear(WIDTH, WIDTH),
