@@ -20,7 +20,7 @@ from fusible.tex.interface.specialize import SpecializedCall, specialized_by
 from fusible.tex.operands import register_kind
 from fusible.tex.registry import Decision, registry
 from fusible.tex.selection.dispatch import Call, dispatcher, explain, hand_over, record
-from fusible.tex.selection.extend import declare, implement, undeclare
+from fusible.tex.selection.extend import declare, implement, undeclare, unimplement
 from fusible.tex.selection.implementations import BackendImplKind, BackendPriority, OpImpl
 from fusible.tex.selection.management import coverage, get_backend, get_policy, list_backends, register_backend, set_backend, set_policy
 from fusible.tex.selection.policy import Policy
@@ -75,6 +75,7 @@ __all__ = [
     "specialized_by",
     "tex",
     "undeclare",
+    "unimplement",
 ]
 __all__ += [*classes.__all__, *enums.__all__, *_FUNCTIONS]
 __all__.sort()  # pyright: ignore[reportUnsupportedDunderAll]

@@ -17,7 +17,7 @@ from fusible.tex.interface.specialize import SpecializedCall as SpecializedCall,
 from fusible.tex.operands import register_kind as register_kind
 from fusible.tex.registry import Decision as Decision, registry as registry
 from fusible.tex.selection.dispatch import Call as Call, dispatcher as dispatcher, explain as explain, hand_over as hand_over, record as record
-from fusible.tex.selection.extend import declare as declare, implement as implement, undeclare as undeclare
+from fusible.tex.selection.extend import declare as declare, implement as implement, undeclare as undeclare, unimplement as unimplement
 from fusible.tex.selection.implementations import BackendImplKind as BackendImplKind, BackendPriority as BackendPriority, OpImpl as OpImpl
 from fusible.tex.selection.management import coverage as coverage, get_backend as get_backend, get_policy as get_policy, list_backends as list_backends, register_backend as register_backend, set_backend as set_backend, set_policy as set_policy
 from fusible.tex.selection.policy import Policy as Policy

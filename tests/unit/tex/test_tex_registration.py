@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusible import tex
-from fusible.errors import BackendError, NotServedError
+from fusible.errors import ArgumentError, BackendError, NotServedError
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.selection.backend_checks import admitted
 from fusible.tex.selection.registry import registry
@@ -62,6 +62,41 @@ def test_a_function_of_ones_own_raises_like_the_others() -> None:
         assert torch.equal(twice(X), 2 * X)
     finally:
         tex.undeclare(twice)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "xla", "nvidia"])
+def test_what_implement_gave_a_backend_is_taken_back(backend: str) -> None:
+    """Whether the backend has a method of its own, that of a base, or none."""
+    cls = type(registry.find(backend))
+    before, covered = dict(vars(cls)), tex.coverage()
+    functions = [name for name in DECLARATIONS if callable(getattr(tex, name, None))]
+    for name in functions:
+        function = getattr(tex, name)
+        with pytest.raises(ArgumentError, match=f"^function of unimplement: expected a function that {backend} was given by implement, got {name};"):
+            tex.unimplement(function, backend=backend)
+        for _ in range(2):
+            tex.implement(function, backend=backend)(lambda backend, *args, **kwargs: "mine")
+        assert vars(cls)[name] is not before.get(name)
+        tex.unimplement(function, backend=backend)
+        assert vars(cls).get(name) is before.get(name)
+    assert dict(vars(cls)) == before and tex.coverage() == covered
+
+
+def test_a_call_follows_what_is_implemented_and_taken_back() -> None:
+    wanted = tex.gelu(X, None)
+    tex.implement(tex.gelu, backend="cpu")(lambda backend, input, quantizer: input + 7)
+    assert torch.equal(tex.gelu(X, None), X + 7)
+    tex.unimplement(tex.gelu, backend="cpu")
+    assert torch.equal(tex.gelu(X, None), wanted)
+
+
+def test_what_is_implemented_may_leave_out_what_changes_no_result() -> None:
+    tex.implement(tex.split_quantize, backend="torch")(lambda backend, tensor, split_sections, quantizer_list: "mine")
+    try:
+        with tex.set_backend("torch"):
+            assert tex.split_quantize(X, [1], [None]) == "mine"
+    finally:
+        tex.unimplement(tex.split_quantize, backend="torch")
 
 
 @pytest.mark.parametrize("replaced", [False, True])

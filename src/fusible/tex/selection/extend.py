@@ -15,21 +15,32 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fusible.errors import ArgumentError, DTypeError, check_callable, expected
 from fusible.tex.interface.base import TEXBackendBase
-from fusible.tex.interface.declare import DECLARATIONS, Declaration, unserved_method
+from fusible.tex.interface.declare import DECLARATIONS, Declaration, binds_by_name, unserved_method
 from fusible.tex.selection.backend_checks import check_method, nearest
 from fusible.tex.selection.dispatch import dispatcher
 from fusible.tex.selection.registry import registry
 
-__all__ = ["declare", "implement", "undeclare"]
+__all__ = ["declare", "implement", "undeclare", "unimplement"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DECLARED: dict[str, tuple[str, str]] = {}
 """The functions from outside the package, each with the module and the name of what declared it."""
+
+
+class _Place(NamedTuple):
+    """Where ``implement`` has put a method: the class of a backend, and the name of a function."""
+
+    backend: type[TEXBackendBase]
+    name: str
+
+
+_FORMER: dict[_Place, Any] = {}
+"""What the class had there before, None where it had nothing of its own."""
 
 
 def _check_function(function: object, of: str) -> str:
@@ -85,6 +96,8 @@ def undeclare(function: Callable[..., Any]) -> None:
 def _forget(name: str) -> None:
     _DECLARED.pop(name)
     DECLARATIONS.pop(name)
+    for place in [place for place in _FORMER if place.name == name]:
+        del _FORMER[place]
     for backend in registry.ordered():
         if name in vars(type(backend)):
             delattr(type(backend), name)
@@ -93,7 +106,8 @@ def _forget(name: str) -> None:
 
 
 def implement(function: Callable[..., Any], *, backend: str) -> Callable[[F], F]:
-    """Give the registered backend ``backend`` a method for a declared function: ``(backend, *args, **kwargs)``.
+    """Give the registered backend ``backend`` a method for a declared function, ``(backend, *args, **kwargs)``, in the place of the one that it has.
+    ``unimplement`` takes it back.
 
     Raises ``BackendError`` for an unknown backend, and for a method that does not take what the function is declared with, ``ArgumentError`` for a
     function that tex lacks.
@@ -105,9 +119,31 @@ def implement(function: Callable[..., Any], *, backend: str) -> Callable[[F], F]
     def attach(method: F) -> F:
         check_callable(method, "what implement decorates")
         found = registry.find(backend)
-        check_method(DECLARATIONS[name], MethodType(method, found), found.NAME)
-        setattr(type(found), name, method)
+        bound = binds_by_name(DECLARATIONS[name], method)
+        check_method(DECLARATIONS[name], MethodType(bound, found), found.NAME)
+        place = _Place(type(found), name)
+        _FORMER.setdefault(place, vars(type(found)).get(name))
+        setattr(*place, bound)
         registry.changed()
         return method
 
     return attach
+
+
+def unimplement(function: Callable[..., Any], *, backend: str) -> None:
+    """Take back what ``implement`` has given a backend for a function: it has the method again that it came with, or none.
+
+    Raises ``BackendError`` for an unknown backend, ``ArgumentError`` for a function that it was given no method for.
+    """
+    name = _check_function(function, "function of unimplement")
+    found = registry.find(backend)
+    place = _Place(type(found), name)
+    if place not in _FORMER:
+        do = "pass what implement was given"
+        raise ArgumentError(expected(f"a function that {found.NAME} was given by implement", of="function of unimplement", got=name, do=do))
+    former = _FORMER.pop(place)
+    if former is None:
+        delattr(*place)
+    else:
+        setattr(*place, former)
+    registry.changed()
