@@ -61,7 +61,8 @@ def _inventory(arguments: argparse.Namespace, functions: list[str] | None) -> in
         made = [{**asdict(row), "wrong": row.wrong} for row in rows]
         print(json.dumps({"backend": arguments.name, "version": version, "agrees": not wrong, "rows": made}, indent=1))
     else:
-        show_differences(arguments.name, version, rows, make_console())
+        asked = len(read_inventory(version).all) if functions is None else len(dict.fromkeys(functions))
+        show_differences(arguments.name, version, rows, make_console(), asked)
     return int(wrong)
 
 
@@ -72,16 +73,15 @@ def _matrix(arguments: argparse.Namespace, functions: list[str] | None, dtypes: 
     return 0
 
 
-def show_differences(name: str, version: str, rows: list[Difference], console: Console) -> None:
-    """Print a table of the differences, and their counts."""
+def show_differences(name: str, version: str, rows: list[Difference], console: Console, asked: int) -> None:
+    """Print a table of the differences, and their counts, among as many names as were ``asked`` for."""
     table = make_table("name", "what", "detail", "why", title=f"{name} beside transformer_engine_torch {version}")
     for row in rows:
         table.add_row(row.name, row.kind, row.detail, row.why or "no known reason")
     console.print(table)
     counts = {kind: sum(row.kind == kind for row in rows) for kind in dict.fromkeys(row.kind for row in rows)}
-    known = len(read_inventory(version).all)
     listed = ", ".join(f"{n} {kind}" for kind, n in counts.items()) or "no difference"
-    console.print(f"{known} names: {listed}; {sum(row.wrong for row in rows)} for no known reason")
+    console.print(f"{asked} {'name' if asked == 1 else 'names'}: {listed}; {sum(row.wrong for row in rows)} for no known reason")
 
 
 def _dtypes(text: str | None) -> list[torch.dtype] | None:

@@ -143,6 +143,14 @@ def test_the_command_compares_a_backend_and_the_module(capsys: pytest.CaptureFix
     assert code == 0 and "told from those of 2.20.2" in json.loads(said)["rows"][0]["why"]
 
 
+@pytest.mark.parametrize("names", [["gelu"], ["gelu", "relu"], ["gelu", "gelu"], None], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "tex"])
+def test_the_command_counts_the_names_that_it_was_asked_for(backend: str, names: list[str] | None, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = len(read_inventory().all) if names is None else len({*names})
+    _, said = answer(f"check-backend {backend} --inventory" + (f" --only {','.join(names)}" if names else ""), capsys)
+    assert said.splitlines()[-1].startswith(f"{asked} name: no difference" if asked == 1 else f"{asked} names: ")
+
+
 def test_the_command_fails_where_no_reason_is_known(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tex, "gelu", one_more)
     code, said = answer("check-backend tex --inventory --only gelu", capsys)
