@@ -31,6 +31,18 @@ _BEFORE_FIRST = frozenset({"master_param"})
 """What the state of a parameter without momentum may have."""
 
 
+class SteppingInBackward:
+    """That an optimizer steps in backward, until ``remove()``."""
+
+    def __init__(self, handles: Iterable[Any]) -> None:
+        self._handles = list(handles)
+
+    def remove(self) -> None:
+        """End it: ``step()`` steps all parameters again."""
+        for handle in self._handles:
+            handle.remove()
+
+
 class _FusedOptimizer(torch.optim.Optimizer):
     """Parameters, gradients and state as lists of tensors, stepped at once.
 
@@ -61,6 +73,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         self._check_options(defaults)
         self.master_weights = master_weights
         self._executor: Executor = make_executor(executor)
+        self._stepped: dict[int, dict[str, Any]] = {}
         super().__init__(listed(params, type(self).__name__), defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -85,6 +98,31 @@ class _FusedOptimizer(torch.optim.Optimizer):
         """Run the steps from now on by ``executor``: with ``"xla"`` each group's step is one executable, whose learning rate and count are inputs."""
         self._executor = make_executor(executor)
 
+    def step_in_backward(self) -> SteppingInBackward:
+        """From now on step each parameter as soon as backward has its gradient, and let go of the gradient: all of them are never there together.
+
+        The numbers are the same. ``step()`` keeps its place after each backward: it counts, and steps whatever has a gradient still. What needs all
+        gradients at once does not go with it: clipping by their norm, loss scaling, several backwards for a step, and processes that reduce
+        gradients after backward has accumulated them (DDP). The result has ``remove()``, which ends it.
+
+        Raises ``ArgumentError`` for a compiled step; and later, in backward, for a second gradient before ``step()`` and for what a step refuses, and
+        leaves that parameter as it was.
+        """
+        if not self._executor.in_place:
+            of, got = f"step_in_backward of {type(self).__name__}", f"a step compiled by {self._executor.name!r}"
+            raise ArgumentError(expected("an eager step", of=of, got=got, do="compile('eager')"))
+        pairs = [(group, p) for group in self.param_groups for p in group["params"]]
+        return SteppingInBackward(p.register_post_accumulate_grad_hook(partial(self._step_one, group)) for group, p in pairs)
+
+    @torch.no_grad()
+    def _step_one(self, group: dict[str, Any], p: Any) -> None:
+        if id(p) in self._stepped:
+            of, got = f"step_in_backward of {type(self).__name__}", "another"
+            raise ArgumentError(expected("one gradient of a parameter until step()", of=of, got=got, do="call step() after each backward"))
+        self._step_batches(self._batches({**group, "params": [p]}))  # the count of the copy of the group goes with it
+        p.grad = None
+        self._stepped[id(p)] = group
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every parameter that has a gradient.
@@ -106,6 +144,14 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def _step(self) -> None:
         batches = [batch for group in self.param_groups for batch in self._batches(group)]
+        self._step_batches(batches)
+        if self._stepped:
+            counted = {id(batch.group) for batch in batches}
+            for group in {id(group): group for group in self._stepped.values() if id(group) not in counted}.values() if self._counts else ():
+                group["step"] += 1
+            self._stepped = {}
+
+    def _step_batches(self, batches: Sequence[Batch]) -> None:
         if not batches:
             return
         if any(tensors[0].device.type != "cpu" for batch in batches for tensors in batch.lists[:1]):
@@ -262,6 +308,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._executor = make_executor(state.pop("executor", "eager"))
+        self._stepped = {}
         super().__setstate__(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
