@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,12 @@ from counted_kills import COUNTED
 from finetune_models import checkpoint, documents, small_run
 from safetensors import safe_open
 
-from fusible.cli import main
+from fusible.cli import folders, main
 from fusible.cli.finetuning.run import saved_options
 from fusible.cli.run_files import CHECKPOINT, FOLDERS, MANIFEST, MODEL_FILES, MODEL_REPORTS, REPORT_FILES, has_model_run, seals
 from fusible.cli.training.layout import load_runs
 from fusible.errors import CheckpointError
+from fusible.files import held
 
 DEMO = "train --layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 32".split()
 KINDS = {"demo": ["--recipe", "delayed"], "recipes": ["--recipe", "bf16,fp32"], "model": [], "adapters": ["--lora", "2", "--merge"]}
@@ -162,3 +165,74 @@ def test_what_generate_reads_is_the_new_run(place: Path, tmp_path: Path, capsys:
     assert main(["generate", str(out), "--bytes", "3"]) == 0 and not (out / "model").exists()
     with safe_open(out / "model.safetensors", "pt") as found:
         assert "ByteGPT" in found.metadata()["fusible"]
+
+
+READ = {
+    "the model": ("--model", "model", "model"),
+    "the tokenizer": ("--tokenizer", "model", "model"),
+    "texts": ("--data", "model/documents.jsonl", "model"),
+    "held-out texts": ("--eval-data", "adapter/documents.jsonl", "model"),
+    "the text": ("--text", "checkpoint/documents.jsonl", "demo"),
+}
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["as it is", "by a link"])
+@pytest.mark.parametrize("read", READ)
+def test_a_run_that_would_remove_what_it_reads_is_refused(
+    read: str, linked: bool, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option, name, kind = READ[read]
+    out = tmp_path / "out"
+    for folder in (*FOLDERS, CHECKPOINT):
+        checkpoint(out / folder)
+        documents(out / folder / "documents.jsonl")
+    (tmp_path / "link").symlink_to(out)
+    before, named = content(out), str((tmp_path / "link" if linked else out) / name)
+    assert main(words(kind, place, out, "--overwrite", option, named)) == 2
+    assert f"--out {out}: expected a folder without what {option} names, got {named}" in capsys.readouterr().err
+    assert content(out) == before
+
+
+def test_the_folder_of_a_model_is_none_to_overwrite(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = checkpoint(tmp_path / "base")
+    before = content(base)
+    assert main(words("model", place, base, "--overwrite", "--model", str(base))) == 2
+    assert "without what --model names" in capsys.readouterr().err and content(base) == before
+    documents(tmp_path / "documents.jsonl")  # beside what is removed it may lie
+    assert main(words("model", place, tmp_path, "--overwrite", "--data", str(tmp_path / "documents.jsonl"))) == 0
+
+
+@pytest.mark.parametrize("more", [["--overwrite"], ["--resume"], []], ids=["overwritten", "resumed", "new"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_runs_at_once_in_one_folder_are_refused(
+    kind: str, more: list[str], place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    if more:
+        shutil.copytree(place / kind, out)
+    else:
+        out.mkdir()
+    before = content(out)
+    given = ["train", "--resume", str(out), "--steps", "3"] if more == ["--resume"] else words(kind, place, out, *more)
+    with held(out) as alone:
+        assert alone and main(given) == 2
+    assert f"--out {out}: expected a folder to which no other process writes" in capsys.readouterr().err
+    assert content(out) == before
+    assert main(given) == 0
+
+
+@pytest.mark.parametrize("kind", ["demo", "model"])
+def test_a_run_that_another_saved_meanwhile_is_not_lost(
+    kind: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    @contextmanager
+    def later(folder: Path) -> Iterator[bool]:
+        shutil.copytree(place / kind, folder, dirs_exist_ok=True)
+        yield True
+
+    monkeypatch.setattr(folders, "held", later)
+    assert main(words(kind, place, out)) == 2
+    assert f"--out {out}: expected the runs that were there when this command began" in capsys.readouterr().err
+    assert content(out) == content(place / kind)

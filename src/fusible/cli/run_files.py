@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ __all__ = [
     "MODEL_FILES",
     "MODEL_REPORTS",
     "REPORT_FILES",
+    "check_apart",
     "check_free",
+    "check_same_runs",
     "demo_files",
     "demo_places",
     "discard_demo",
@@ -79,6 +81,27 @@ def check_free(out: Path) -> None:
     if found is not None:
         do = f"go on with it by --resume {out}, name another folder, or write over it by --overwrite"
         raise ArgumentError(expected("a folder without a run", of=f"--out {out}", got=f"the run in {found}", do=do))
+
+
+def check_apart(out: Path, read: Iterable[tuple[str, Path]]) -> None:
+    """Raise ``ArgumentError`` if a new run's first save in ``out`` would remove some of what it reads: files and folders, each behind the option that
+    names it."""
+    files = [out / name for name in REPORT_FILES] + [place / name for place in demo_places(out) for name in CHECKPOINT_FILES]
+    folders = [os.path.realpath(out / name) for name in (*FOLDERS, CHECKPOINT)]
+    removed = {os.path.realpath(path) for path in files if os.path.lexists(path)}
+    for option, path in read:
+        place = os.path.realpath(path)
+        within = any(os.path.commonpath([folder, place]) == folder for folder in folders)
+        if within or place in removed or place in map(os.path.dirname, removed):
+            wanted, do = f"a folder without what {option} names", "name another folder, or move that elsewhere"
+            raise ArgumentError(expected(wanted, of=f"--out {out}", got=f"{path}, which this run would remove", do=do))
+
+
+def check_same_runs(out: Path, found: tuple[str, ...], overwrite: bool) -> None:
+    """Raise ``ArgumentError`` unless the ``seals`` in ``out`` are those that were ``found`` there, before the folder was held, or may be any."""
+    if not overwrite and seals(out) != found:
+        do = "start this command anew"
+        raise ArgumentError(expected("the runs that were there when this command began", of=f"--out {out}", got="a later save", do=do))
 
 
 def seals(out: Path) -> tuple[str, ...]:

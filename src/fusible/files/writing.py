@@ -26,7 +26,19 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["NewFolder", "Replacement", "locate", "make_folder", "put", "refused", "replace_file", "replace_files", "replace_folder", "replaced"]
+__all__ = [
+    "NewFolder",
+    "Replacement",
+    "held",
+    "locate",
+    "make_folder",
+    "put",
+    "refused",
+    "replace_file",
+    "replace_files",
+    "replace_folder",
+    "replaced",
+]
 
 _SAVING, _SAVED = ".saving", ".saved"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -243,6 +255,21 @@ def replace_folder(folder: Path, new: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Whether this process has ``folder`` to itself within the block, among all that ask so; false where another has it. Whoever is killed has it no
+    longer. Where folders cannot be locked, as on Windows and on some network drives, it is true."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    except OSError:
+        descriptor = None
+    try:
+        yield descriptor is None or _may_lock(descriptor)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 def make_folder(folder: Path) -> None:
     """Make ``folder`` and what is above it. Raises ``FileError`` where that cannot be done."""
     try:
@@ -327,6 +354,18 @@ def _locked(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _may_lock(descriptor: int) -> bool:
+    """Lock what a descriptor is open on. False where another has locked it."""
+    assert fcntl is not None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _flush(folder: Path) -> None:

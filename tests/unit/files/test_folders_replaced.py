@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fusible.errors import FileError
-from fusible.files import Replacement, put, replace_folder
+from fusible.files import Replacement, held, put, replace_folder
 
 
 def made(folder: Path, content: str) -> Path:
@@ -39,3 +41,26 @@ def test_files_of_a_replacement_are_valid_together(tmp_path: Path) -> None:
         pass
     replacement.complete({"b": b"too"})
     assert (tmp_path / "a").read_text() == "new" and (tmp_path / "b").read_text() == "too"
+
+
+def test_a_folder_is_held_by_one_until_it_ends(tmp_path: Path) -> None:
+    with held(tmp_path) as first, held(tmp_path) as second:
+        assert first and not second
+    program = f"""
+from pathlib import Path
+from fusible.files import held
+with held(Path({str(tmp_path)!r})) as alone:
+    print(alone, flush=True)
+    input()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"True\n"
+        with held(tmp_path) as alone:
+            assert not alone
+        process.kill()
+        process.wait()
+    with held(tmp_path) as alone:
+        assert alone
+    with held(tmp_path / "none") as alone:  # what cannot be locked is nobody's
+        assert alone
+    assert not any(tmp_path.iterdir())

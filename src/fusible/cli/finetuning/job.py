@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -18,8 +20,8 @@ from fusible.cli.finetuning.results import print_summary, write_results
 from fusible.cli.finetuning.run import Run, saved_options
 from fusible.cli.finetuning.setup import base_files, check_model, load_model
 from fusible.cli.finetuning.shares import check_shares, facts_of
-from fusible.cli.folders import make_out_folder
-from fusible.cli.run_files import check_free, discard_demo, discard_model, discard_void, seals
+from fusible.cli.folders import held_out_folder
+from fusible.cli.run_files import check_apart, check_free, check_same_runs, discard_demo, discard_model, discard_void, seals
 from fusible.cli.training.interruption import Interruption
 from fusible.cli.training.memory import PeakMemory
 from fusible.cli.training.progress import ProgressView, make_progress
@@ -39,16 +41,20 @@ _SILENCE = timedelta(minutes=30)
 
 def finetune(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    return together(lambda ranks: _finetune(arguments, ranks))
+    with ExitStack() as until_the_end:
+        return together(lambda ranks: _finetune(arguments, ranks, until_the_end))
 
 
-def _finetune(arguments: argparse.Namespace, ranks: Ranks) -> int:
+def _finetune(arguments: argparse.Namespace, ranks: Ranks, until_the_end: ExitStack) -> int:
     try:
         options, resumed, layout = _begin(arguments, ranks.world)
         out = Path(arguments.out or arguments.resume or _OUT)
         goes_on = resumed is not None and out.resolve() == resumed.resolve()
         if not goes_on and not arguments.overwrite:
             check_free(out)
+        if not goes_on:
+            check_apart(out, _read(options))
+        found = seals(out)
         check_model(options)
     except FusibleError:
         if ranks.first:
@@ -57,7 +63,8 @@ def _finetune(arguments: argparse.Namespace, ranks: Ranks) -> int:
     run = _prepared(options, resumed, layout, ranks)
     with ranks.telling():
         if ranks.first:
-            make_out_folder(out)
+            until_the_end.enter_context(held_out_folder(out))
+            check_same_runs(out, found, arguments.overwrite)
     console = make_console(None if ranks.first else StringIO())
     _announce(console, run)
     if not _trained(run, out, arguments.save_every, make_progress(console), fresh=not goes_on):
@@ -69,6 +76,14 @@ def _finetune(arguments: argparse.Namespace, ranks: Ranks) -> int:
             written = write_results(run, out)
             print_summary(console, run, out, written)
     return _DONE
+
+
+def _read(options: FinetuneOptions) -> Iterator[tuple[str, Path]]:
+    """What a run reads, each behind its option."""
+    yield "--model", Path(options.model)
+    yield "--tokenizer", tokenizer_folder(options)
+    yield from (("--data", Path(file)) for file in options.data)
+    yield from (("--eval-data", Path(file)) for file in options.eval_data)
 
 
 def _begin(arguments: argparse.Namespace, world: int) -> tuple[FinetuneOptions, Path | None, Layout]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from rich.console import Console
 
 from fusible import __version__
 from fusible.cli.console import make_console
-from fusible.cli.folders import make_out_folder
-from fusible.cli.run_files import check_free
+from fusible.cli.folders import held_out_folder, make_out_folder
+from fusible.cli.run_files import check_apart, check_free, check_same_runs, seals
 from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.interruption import Interruption
 from fusible.cli.training.layout import Saves, load_runs
@@ -36,16 +37,15 @@ _INTERRUPTED, _REFUSED = 130, 2
 
 def train(arguments: argparse.Namespace) -> int:
     """The job of ``fusible train``; every option and every checkpoint is checked before anything is written, or sent to another process."""
-    return together(lambda ranks: _train(arguments, ranks))
+    with ExitStack() as until_the_end:
+        return together(lambda ranks: _train(arguments, ranks, until_the_end))
 
 
-def _train(arguments: argparse.Namespace, ranks: Ranks) -> int:
+def _train(arguments: argparse.Namespace, ranks: Ranks, until_the_end: ExitStack) -> int:
     try:
         options, checkpoints, layout = _begin(arguments, ranks.world)
-        out = Path(arguments.out or arguments.resume or _OUT)
-        goes_on = arguments.resume is not None and out.resolve() == Path(arguments.resume).resolve()
-        if not goes_on and not arguments.overwrite:
-            check_free(out)
+        out, goes_on = _checked_out(arguments, options)
+        found = seals(out)
     except FusibleError:
         if ranks.first:
             raise
@@ -57,6 +57,10 @@ def _train(arguments: argparse.Namespace, ranks: Ranks) -> int:
         Trainer.resumed(checkpoint, options, text)
     make_out_folder(out)
     ranks.begin(layout, _facts(options, layout, text, checkpoints))
+    with ranks.telling():
+        if ranks.first:
+            until_the_end.enter_context(held_out_folder(out))
+            check_same_runs(out, found, arguments.overwrite)
     saves = Saves(out, options, checkpoints if goes_on else (), ranks)
     console = make_console(None if ranks.first else StringIO())
     progress = make_progress(console)
@@ -99,6 +103,17 @@ def _begin(arguments: argparse.Namespace, world: int) -> tuple[TrainOptions, dic
         raise ArgumentError(expected(f"at least the {done} steps that are done", of="--steps", got=options.steps, do="give a larger number"))
     layout.check(options)
     return options, checkpoints, layout
+
+
+def _checked_out(arguments: argparse.Namespace, options: TrainOptions) -> tuple[Path, bool]:
+    """Where to write, and whether that goes on with the run there. Raises ``ArgumentError`` for a folder to which a run is not to write."""
+    out = Path(arguments.out or arguments.resume or _OUT)
+    goes_on = arguments.resume is not None and out.resolve() == Path(arguments.resume).resolve()
+    if not goes_on and not arguments.overwrite:
+        check_free(out)
+    if not goes_on and options.text is not None:
+        check_apart(out, [("--text", Path(options.text))])
+    return out, goes_on
 
 
 def _facts(options: TrainOptions, layout: Layout, text: Text, checkpoints: Mapping[str, Checkpoint]) -> dict[str, str]:
