@@ -165,6 +165,10 @@ WRONG: dict[str, tuple[Callable[[], Case], str]] = {
     "unknown scale format": (lambda: with_config(CASES["deepseek"](), scale_fmt="e5m10"), r"scale_fmt .*'e5m10'"),
     "int4": (lambda: with_config(CASES["compressed, tensor"](), format="pack-quantized"), r"format of quantization_config.*'pack-quantized'"),
     "AWQ": (lambda: with_config(CASES["modelopt, nvfp4"](), quant_algo="NVFP4_AWQ"), r"quant_algo .*'NVFP4_AWQ'"),
+    "zero points": (
+        lambda: with_config(CASES["compressed, tensor"](), config_groups={"group_0": {"weights": {"symmetric": False}}}),
+        r"symmetric of weights of quantization_config.* got False",
+    ),
     "no scales": (lambda: without(CASES["compressed, nvfp4"](), "_scale"), r"expected what belongs to .*weight_"),
     "no weight": (lambda: without(CASES["deepseek"](), ""), r"expected what belongs to .*weight_scale_inv .*got none of them"),
     "no second scale": (lambda: without(CASES["modelopt, nvfp4"](), "_scale_2"), r"expected what belongs to"),
@@ -179,6 +183,35 @@ WRONG: dict[str, tuple[Callable[[], Case], str]] = {
         r"expected rows in multiples of 32, got \[40, 96\]",
     ),
 }  # fmt: skip
+
+
+def with_transform(case: Case, apply: Any) -> Case:
+    return with_config(case, transform_config={"config_groups": {"R": {"type": "hadamard", "apply": apply}}})
+
+
+def test_transforms_are_read_where_weights_have_them_in_them(tmp_path: Path) -> None:
+    places = list(pytest.importorskip("compressed_tensors.transform").TransformLocation)
+    assert len(places) > 3
+    for place in places:
+        case = with_transform(CASES["compressed, nvfp4"](), [{"location": "weight_output"}, {"location": place.value, "targets": ["Linear"]}])
+        folder = write(case, tmp_path / place.value)
+        if place.is_online():
+            assert re.search(f"location of a transform .*weight_input, weight_output, got '{place.value}'", sentence(folder))
+        else:
+            assert open_checkpoint(folder).shape(Q) == (64, 96)
+
+
+@pytest.mark.parametrize("apply", [None, 3, "input", [None], [3], [{}], {"location": "input"}])
+def test_what_is_no_transform_is_told(apply: Any, tmp_path: Path) -> None:
+    assert "location of a transform" in sentence(write(with_transform(CASES["compressed, tensor"](), apply), tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name]().quantization_config is not None])
+@pytest.mark.parametrize("ending", ["pre_quant_scale", "weight_g_idx"])
+def test_a_layer_that_does_more_than_multiply_by_its_weight_is_told(name: str, ending: str, tmp_path: Path) -> None:
+    case, beside = CASES[name](), f"{Q.removesuffix('.weight')}.{ending}"
+    folder = write(replace(case, stored={**case.stored, beside: torch.ones(96)}), tmp_path / "model")
+    assert re.search(rf"by which layers multiply their input as it is, got {re.escape(beside)}; ", sentence(folder))
 
 
 @pytest.mark.parametrize("name", WRONG)

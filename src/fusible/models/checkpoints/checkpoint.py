@@ -27,6 +27,9 @@ _OF_INPUTS = ("input_scale", "activation_scale", "input_global_scale")
 _NOT_OF_WEIGHTS = (*_OF_INPUTS, "output_scale", "k_scale", "v_scale", "q_scale", "prob_scale")
 """How the names of scales end that belong to activations and to caches of keys and values: calibration found them, and they are kept."""
 
+_OF_LAYERS = (".pre_quant_scale", ".weight_g_idx")
+"""How the names end of what a layer does beside the product by its weight: it multiplies its input by something, or takes it in another order."""
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint(Mapping[str, Any]):
@@ -179,7 +182,12 @@ def _found(shards: Shards, layouts: tuple[WeightLayout, ...]) -> dict[str, Weigh
 
 
 def _check_left(plain: Mapping[str, Entry], shards: Shards, layouts: tuple[WeightLayout, ...]) -> None:
-    """Raise for parts of weights that no layout fits: elements and scales of shapes or types that do not go together, or one without the others."""
+    """Raise for parts of weights that no layout fits: elements and scales of shapes or types that do not go together, or one without the others; and
+    for what makes a layer another than the product by its weight."""
+    beside = next((stored for stored in plain if layouts and stored.endswith(_OF_LAYERS)), None)
+    if beside is not None:
+        wanted, do = "quantized weights by which layers multiply their input as it is", "quantize the model without it"
+        raise CheckpointError(expected(wanted, of=str(shards.directory), got=beside, do=do))
     marks = {suffix: layout for layout in reversed(layouts) for suffix in layout.suffixes if suffix}
     for stored, entry in plain.items():
         suffix = next((suffix for suffix in marks if stored.endswith(suffix)), None)

@@ -48,6 +48,9 @@ _GROUPS: Mapping[WeightLayout, tuple[str, dict[str, Any], dict[str, Any] | None]
 """The format, weights and activations that a config is written with. Activations of NVFP4 would need a scale that only data can give, and those of
 MXFP4 few models bear: both stay in high precision (W4A16)."""
 
+_FOLDED = ("weight_input", "weight_output")
+"""Where a transform is applied that weights have in them already; elsewhere it is a product of its own, which the model's layers do not compute."""
+
 _DEQUANTIZED = (MXFP8_ROWS, NVFP4_ROWS, MXFP4_ROWS)
 """What transformers dequantizes as it loads, to the dtype of its model: these configs say ``dequantize``. It would at the first call else, by
 compressed-tensors (0.15) and to bf16, so that models in fp32 and fp16 failed; and T5 and its kin, whose initialization looks at ``weight`` of each
@@ -56,13 +59,27 @@ layer, failed earlier at names like ``weight_packed``. Other readers do not look
 
 def _layouts(config: Config) -> Sequence[WeightLayout]:
     names: set[Any] = {config.get("format")}
-    groups = config.get("config_groups")
-    if isinstance(groups, Mapping):
-        names |= {group.get("format") for group in groups.values() if isinstance(group, Mapping) and group.get("format") is not None}
+    groups = _groups(config)
+    names |= {group["format"] for group in groups if group.get("format") is not None}
     for name in names:
         if name not in _FORMATS:
             raise unknown("format", list(_FORMATS), name)
+    for group in groups:
+        weights = group.get("weights")
+        if isinstance(weights, Mapping) and weights.get("symmetric") is False:
+            raise unknown("symmetric of weights", ["true"], False)
+    transforms = config.get("transform_config")
+    for transform in _groups(transforms) if isinstance(transforms, Mapping) else []:
+        applied = transform.get("apply")
+        places = [place.get("location") if isinstance(place, Mapping) else place for place in (applied if isinstance(applied, list) else [applied])]
+        if other := [place for place in places if place not in _FOLDED]:
+            raise unknown("location of a transform", _FOLDED, other[0])
     return tuple(dict.fromkeys(layout for name in names for layout in _FORMATS[name]))
+
+
+def _groups(config: Config) -> list[Mapping[str, Any]]:
+    groups = config.get("config_groups")
+    return [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
 
 
 def _written(layout: WeightLayout, modules: Sequence[str]) -> dict[str, Any]:
