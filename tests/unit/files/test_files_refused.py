@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import fusible
 from fusible import lazy
 from fusible.cli.training.checkpoint import save_checkpoint
 from fusible.cli.training.layout import load_runs
@@ -27,6 +29,8 @@ from fusible.cli.training.trainer import Trainer
 from fusible.errors import FileError
 from fusible.files import writing
 from fusible.lazy.evaluation import binary_cache
+from fusible.models.checkpoints import write_checkpoint
+from fusible.models.training import add_adapters, save_adapters, save_run
 
 OPTIONS = TrainOptions(recipes=("bf16",), steps=4, layers=1, hidden=8, heads=2, seq_len=8, batch=2)
 TEXT = read_text(None, OPTIONS.seq_len)
@@ -109,6 +113,44 @@ def test_every_call_of_the_system_may_be_refused(tmp_path: Path, monkeypatch: py
         assert not list(tmp_path.glob(".*.saving"))
     assert 4 <= at < 60
     assert sorted(content(tmp_path)) == files and not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+MODEL = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+TENSORS = {"a": torch.arange(3), "b": torch.ones(5, dtype=torch.bfloat16), "c": torch.zeros(4, 4)}
+
+
+def adapters(folder: Path) -> None:
+    model = fusible.from_config({**MODEL, "max_position_embeddings": 16})
+    add_adapters(model, rank=2, alpha=2.0)
+    save_adapters(model, folder, base="a model")
+
+
+NEW_FOLDERS: dict[str, Callable[[Path], None]] = {
+    "a file": lambda folder: write_checkpoint(folder, MODEL, TENSORS),
+    "several files": lambda folder: write_checkpoint(folder, MODEL, TENSORS, shard_size=30),
+    "a model": lambda folder: fusible.save_pretrained(fusible.from_config({**MODEL, "max_position_embeddings": 16}), folder),
+    "adapters": adapters,
+    "a run": lambda folder: save_run(folder, {"of": "a test"}, {"parameters.safetensors": TENSORS, "state.safetensors": TENSORS}),
+}
+
+
+@pytest.mark.parametrize("name", NEW_FOLDERS)
+def test_every_call_for_a_new_folder_may_be_refused(tmp_path: Path, name: str) -> None:
+    write, left = NEW_FOLDERS[name], list[set[str]]()
+    for at in range(60):
+        place = tmp_path / str(at)
+        place.mkdir()
+        with refusing(at, errno.ENOSPC) as was_refused:
+            try:
+                write(place / "new")
+            except FileError as error:
+                said = str(error)
+            else:
+                break
+        assert was_refused() and said.count(": expected room and permission to write, got No space left") == 1 and "new" in said, said
+        left.append({path.name for path in place.rglob("*") if path.is_file()})
+    assert 6 <= at < 60
+    assert all(files in (set(), {path.name for path in (place / "new").iterdir()}) for files in left)
 
 
 def test_files_are_on_the_disk_before_they_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

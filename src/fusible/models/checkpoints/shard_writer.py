@@ -148,8 +148,8 @@ class ShardWriter:
         room = max(self.room, told + _TOLD)
         shard = _Shard(f"{len(self.shards):05d}.part", -(-room // _ALIGNMENT) * _ALIGNMENT)
         shard.stream = shard.stack.enter_context(self.folder.file(shard.name))
+        self.shards.append(shard)  # so that what the system refuses from here on is told, too
         put(shard.stream, bytes(8 + shard.room))
-        self.shards.append(shard)
         return shard
 
 
