@@ -91,10 +91,10 @@ def test_a_call_follows_what_is_implemented_and_taken_back() -> None:
 
 
 def test_what_is_implemented_may_leave_out_what_changes_no_result() -> None:
-    tex.implement(tex.split_quantize, backend="torch")(lambda backend, tensor, split_sections, quantizer_list: "mine")
+    tex.implement(tex.split_quantize, backend="torch")(lambda backend, tensor, split_sections, quantizer_list: [tensor + 7])
     try:
         with tex.set_backend("torch"):
-            assert tex.split_quantize(X, [1], [None]) == "mine"
+            assert torch.equal(tex.split_quantize(X, [4], [None])[0], X + 7)
     finally:
         tex.unimplement(tex.split_quantize, backend="torch")
 

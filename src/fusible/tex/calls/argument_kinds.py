@@ -21,7 +21,7 @@ from fusible.tex.interface.domains import is_flag
 from fusible.tex.operands import kind
 from fusible.tex.protocol import to_torch
 
-__all__ = ["Kind", "ListOf", "Wrong", "kind_of", "shown"]
+__all__ = ["Kind", "ListOf", "Wrong", "is_tensor", "kind_of", "shown"]
 
 
 class Wrong(NamedTuple):
@@ -135,7 +135,7 @@ class _Whole(Kind):
         return self
 
 
-def _is_tensor(x: Any) -> bool:
+def is_tensor(x: Any) -> bool:
     """Torch's tensors, quantized ones and their storages, and those of a room that registered how dispatch sees them."""
     if isinstance(x, torch.Tensor) or is_quantized(x) or is_grouped(x):
         return True
@@ -146,7 +146,7 @@ def _is_tensor(x: Any) -> bool:
 
 
 def _is_generator(x: Any) -> bool:
-    return isinstance(x, torch.Generator) or (_is_tensor(x) and not isinstance(x, torch.Tensor))
+    return isinstance(x, torch.Generator) or (is_tensor(x) and not isinstance(x, torch.Tensor))
 
 
 def _is_int(x: Any) -> bool:
@@ -222,14 +222,14 @@ _NAMES: dict[str, Any] = {
     "FP8Format": Kind("kFloat8E4M3 or kFloat8E5M2", _is_one_of(torch.float8_e4m3fn, torch.float8_e5m2)),
     "Positive": Kind("a finite number above 0", _is_positive, error=ArgumentError),
     "Generator": Kind("a torch.Generator", _is_generator),
-    "GivenTensor": Kind("a tensor", _is_tensor),
+    "GivenTensor": Kind("a tensor", is_tensor),
     "GroupedTensor": Kind("a grouped tensor", is_grouped),
     "QuantizedTensor": Kind("a quantized tensor", is_quantized),
     "Iterable": _IterableOf(),
     "Quantizer": Kind("a quantizer", lambda x: hasattr(x, "rowwise_usage") and hasattr(x, "columnwise_usage")),
     "Sequence": _ListOfItems(),
     "Shape": ListOf("a list of sizes", _is_list, _SIZE),
-    "Tensor": Kind("a tensor", _is_tensor),
+    "Tensor": Kind("a tensor", is_tensor),
     "bool": Kind("a bool", lambda x: x is None or is_flag(x)),  # which None is for NVIDIA's binding
     "float": Kind("a number", _is_float),
     "int": _INT,

@@ -20,6 +20,7 @@ from fusible.errors import MissingNameError, expected
 from fusible.locks import Lock
 from fusible.tex.calls.call_text import CallText, compiled, set_defaults
 from fusible.tex.calls.examination import blame, check_before, check_length, check_sorts
+from fusible.tex.calls.results import checked_method
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.interface.domains import Integers, Number, domain_of
@@ -76,7 +77,7 @@ def _chosen(declaration: Declaration, after: TEXBackendBase | None, key: tuple[A
     request = _request(declaration, kinds_in(declaration, key))
     backend = registry.choose(request) if after is None else registry.choose_after(after, request)
     check_sorts(declaration, arguments)
-    method = getattr(backend, request.function)
+    method = checked_method(backend, declaration)
     if not _recorders or after is not None:
         return method
     call = Call(request, backend.NAME)
@@ -237,8 +238,7 @@ def method_after(backend: TEXBackendBase, function: str, *args: Any, **kwargs: A
     """The method that ``hand_over`` calls."""
     declaration = _declared(function, "hand_over")
     request = _request(declaration, _kinds(declaration, args, kwargs))
-    found: Callable[..., Any] = getattr(registry.choose_after(backend, request), function)
-    return found
+    return checked_method(registry.choose_after(backend, request), declaration)
 
 
 @contextmanager
