@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,3 +113,44 @@ def test_options_that_the_first_runs_lack_are_what_those_had() -> None:
     assert FinetuneOptions.from_json(saved) == options
     del saved["device"]
     assert FinetuneOptions.from_json(saved).device == "cpu"
+
+
+CHANGED: dict[str, tuple[dict[str, Any], str]] = {
+    "another": ({"rms_norm_eps": 0.5}, "rms_norm_eps 1e-06 in the model's configuration, as it was"),
+    "none": ({"rope_parameters": None}, "got None;"),
+    "new": ({"attention_multiplier": 2.0}, "attention_multiplier none in the model's configuration"),
+    "of the file": ({"transformers_version": "4.0", "dtype": "bfloat16"}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", ["whole", "adapters", "begun at random"])
+@pytest.mark.parametrize("change", CHANGED)
+def test_another_configuration_of_the_model_is_refused(
+    kind: str, change: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    shutil.copytree(place / "base", base)
+    model = base / "config.json" if kind == "begun at random" else base
+    assert main(small_run(place, out, "--steps", "1", "--model", str(model), *(["--lora", "2"] if kind == "adapters" else []))) == 0
+    entries = json.loads((base / "config.json").read_text())
+    entries, said = {**entries, **CHANGED[change][0]}, CHANGED[change][1]
+    (base / "config.json").write_text(json.dumps(entries))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--steps", "2"]) == (2 if said else 0)
+    told = capsys.readouterr().err
+    if said:
+        assert said in told and before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}, told
+
+
+def test_a_run_goes_on_from_what_it_has_written_and_from_a_state_without_a_configuration(place: Path, tmp_path: Path) -> None:
+    base, out = checkpoint(tmp_path / "base"), tmp_path / "out"
+    entries = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**entries, "unused": [float("inf"), float("nan")]}))  # which JSON has no numbers for
+    assert main(small_run(place, out, "--steps", "1", "--model", str(base))) == 0
+    assert main(["train", "--resume", str(out), "--steps", "2", "--model", str(out / "model")]) == 0
+    manifest = read_manifest(out / "checkpoint")
+    tensors = load_run(out / "checkpoint", manifest)
+    del manifest["config"]  # as the first versions wrote it
+    save_run(out / "checkpoint", manifest, {"parameters.safetensors": tensors})
+    assert main(["train", "--resume", str(out), "--steps", "3"]) == 0

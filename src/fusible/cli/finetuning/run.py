@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ __all__ = ["Run", "saved_options"]
 
 _FORMAT = {"format": "fusible train --model", "version": 1}
 _PARAMETERS, _STATE, _ = MODEL_FILES
+_OF_FILES = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
+"""Entries of a configuration that say how a checkpoint was written, and nothing of what the model computes."""
 
 
 @dataclass
@@ -66,6 +69,7 @@ class Run:
     def save(self, out: Path) -> None:
         """Write the state into ``out/checkpoint``, in the place of the former one."""
         said: dict[str, Any] = {**_FORMAT, "options": self.options.to_json(), "data": self.data.described, "base": dict(self.base)}
+        said["config"] = self._config()
         told = {"record": self.record.to_json(), "evaluations": self.evaluations}
         if self.replaces:
             said["replaces"] = list(self.replaces)
@@ -93,9 +97,15 @@ class Run:
         if manifest.get("base") != dict(self.base):
             do = "name the same model with --model"
             raise CheckpointError(expected("the weights beneath its adapters as they were", of="a resumed run", got="others", do=do))
+        _check_config(manifest.get("config"), self._config())
         record, evaluations = Record.from_json(manifest["record"]), [(int(step), float(loss)) for step, loss in manifest["evaluations"]]
         self.trainer.load_state(*Trainer.parted(load_run(out / CHECKPOINT, manifest)), record.step)
         self.record, self.evaluations = record, evaluations
+
+    def _config(self) -> dict[str, Any]:
+        """What of the model's configuration a run that is resumed has to have again, as JSON gives it back; infinities as words."""
+        told = {name: value for name, value in self.trainer.model.config.items() if name not in _OF_FILES}
+        return json.loads(json.dumps(told), parse_constant=str)
 
 
 def saved_options(out: Path) -> tuple[FinetuneOptions, int]:
@@ -105,6 +115,16 @@ def saved_options(out: Path) -> tuple[FinetuneOptions, int]:
         raise CheckpointError(expected("a checkpoint", of=f"--resume {out}", got="none", do=do))
     manifest = _manifest(out)
     return FinetuneOptions.from_json(manifest["options"]), Record.from_json(manifest["record"]).step
+
+
+def _check_config(saved: Any, now: Mapping[str, Any]) -> None:
+    """Raise ``CheckpointError`` unless a model is configured as that of a saved run, which is None where its version did not save that."""
+    if saved is None or saved == now:
+        return
+    name = min(name for name in {*saved, *now} if saved.get(name) != now.get(name) or (name in saved) != (name in now))
+    then, got = (repr(entries[name]) if name in entries else "none" for entries in (saved, now))
+    wanted = f"{name} {then} in the model's configuration, as it was"
+    raise CheckpointError(expected(wanted, of="a resumed run", got=got, do="name the same model with --model"))
 
 
 def _manifest(out: Path) -> dict[str, Any]:
