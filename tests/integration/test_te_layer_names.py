@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,10 @@ import pytest
 import torch
 from te_client import package
 from te_public import Side, sides
+
+from fusible import quantized
+from fusible.distributed import gather_quantized
+from fusible.pytorch import quantize_parameters
 
 WIDTH, PRODUCTS = 32, ("linear", "grouped_linear")
 
@@ -83,7 +88,15 @@ def test_a_custom_recipe_is_asked_for_tensors_by_the_names_of_their_layers(layer
     assert ours == theirs and all(name.startswith(("outer", "Layer_n")) for *_, name in ours)
 
 
-@pytest.mark.parametrize("layer", [name for name in LAYERS if name not in ("Linear in parts", "DotProductAttention")])
+def _joined(layer: str) -> dict[str, bool]:
+    return {"fuse_qkv_params": True} if layer.startswith(("Multihead", "Transformer")) else {}
+
+
+HELD = [name for name in LAYERS if name not in ("Linear in parts", "DotProductAttention")]
+"""Those whose products have one weight each, where q, k and v are one."""
+
+
+@pytest.mark.parametrize("layer", HELD)
 def test_weights_are_held_as_a_custom_recipe_says_by_the_names_of_their_layers(layer: str) -> None:
     ours, (made, _) = sides()[1], LAYERS[layer]
     asked = set[str]()
@@ -92,13 +105,48 @@ def test_weights_are_held_as_a_custom_recipe_says_by_the_names_of_their_layers(l
         asked.add(role.name)
         return None if role.name.endswith(("proj", "fc2")) else ours.Float8CurrentScalingQuantizer(ours.DType.kFloat8E4M3, device="cuda")
 
-    options = {} if layer in ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear") else {"fuse_qkv_params": True}
     with ours.quantized_model_init(recipe=ours.recipe.CustomRecipe(qfactory=factory)):
-        module = made(ours, params_dtype=torch.bfloat16, device="cuda", name="outer", **options)
+        module = made(ours, params_dtype=torch.bfloat16, device="cuda", name="outer", **_joined(layer))
     held = {name for name, parameter in module.named_parameters() if isinstance(parameter, ours.QuantizedTensor)}
     weights = {name for name, parameter in module.named_parameters() if parameter.dim() == 2}
     assert held == {name for name in weights if not name.endswith(("proj.weight", "fc2_weight"))}
     assert len(asked) == len(weights) // (2 if layer == "GroupedLinear" else 1), "each product has a name of its own"
+
+
+def _by_role(role: Any) -> Any:
+    """Nothing for some layers, MXFP8 for groups, and else a scale for a tensor."""
+    if role.name.endswith(("proj", "fc2")):
+        return None
+    return quantized.MXFP8Quantizer(FORMAT) if role.module_type == "grouped_linear" else quantized.Float8CurrentScalingQuantizer(FORMAT)
+
+
+KINDS: dict[type, type] = {quantized.MXFP8Tensor: quantized.MXFP8Quantizer, quantized.Float8Tensor: quantized.Float8CurrentScalingQuantizer}
+FORMAT = quantized.Float8CurrentScaling().fp8_format.forward
+
+
+@pytest.mark.parametrize("layer", HELD)
+def test_weights_that_are_quantized_later_are_so_by_their_roles(layer: str) -> None:
+    ours, (made, call), recipe = sides()[1], LAYERS[layer], quantized.CustomRecipe(_by_role)
+    torch.manual_seed(0)
+    module = made(ours, params_dtype=torch.bfloat16, device="cuda", name="outer", **_joined(layer)).eval()
+    weights = {name for name, parameter in module.named_parameters() if parameter.dim() == 2}
+    left = {name for name in weights if name.endswith(("proj.weight", "fc2_weight"))}
+    kind = quantized.MXFP8Tensor if layer == "GroupedLinear" else quantized.Float8Tensor
+
+    def result() -> torch.Tensor:
+        with torch.no_grad(), ours.autocast(recipe=recipe):
+            y = call(module, _input().detach())
+        return y[0] if isinstance(y, tuple) else y
+
+    before = result()
+    gathered = gather_quantized(copy.deepcopy(module), recipe)
+    assert {
+        name for name, each in gathered.named_parameters() if isinstance(getattr(each, "_quantizer", None), quantized.Quantizer)
+    } == weights - left
+    assert {type(each._quantizer) for name, each in gathered.named_parameters() if name in weights - left} == {KINDS[kind]}
+    quantize_parameters(module, recipe=recipe)
+    assert {name for name, each in module.named_parameters() if isinstance(each, kind)} == weights - left
+    assert torch.equal(result(), before)
 
 
 def test_a_product_that_a_custom_recipe_leaves_out_by_name_is_computed_as_without_it() -> None:

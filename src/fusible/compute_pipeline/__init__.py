@@ -7,7 +7,7 @@ from fusible.compute_pipeline.context_parallel import *
 from fusible.compute_pipeline.execution import *
 from fusible.compute_pipeline.expert_parallel import *
 from fusible.compute_pipeline.explain import *
-from fusible.compute_pipeline.inference import StateLayout
+from fusible.compute_pipeline.inference import StateLayout, role_of
 from fusible.compute_pipeline.matching import *
 from fusible.compute_pipeline.partial_pass import *
 from fusible.compute_pipeline.pipeline import *

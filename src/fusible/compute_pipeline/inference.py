@@ -26,7 +26,7 @@ from fusible.quantized import (
     quantizer_for_role,
 )
 
-__all__ = ["StateLayout", "activation_type", "delayed_recipe", "infer_types", "state_layout"]
+__all__ = ["StateLayout", "activation_type", "delayed_recipe", "infer_types", "role_of", "state_layout"]
 
 _LOWEST = {"bfloat16": DType.BFloat16, "float16": DType.Float16, "float32": DType.Float32}
 
@@ -114,7 +114,7 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
         if override is not None and name in op.backward_names and is_quantized_type(wanted):
             _check_overridable(op, override)
             wanted = activation
-        role = _role(op, name)
+        role = role_of(op, name)
         types[f"{name}_dtype"] = None if wanted is None else _resolve(wanted, f"{position}.{name}", role, request, activation)
     stay_quantized = set[str]()
     for name, (stored, _) in zip(op.arg_names, request.args[position], strict=True):
@@ -151,7 +151,8 @@ _ROLES = {"x": QuantizerRole("linear", "input"), "dy": QuantizerRole("linear", "
 _WEIGHT, _GRAD_INPUT = QuantizerRole("linear", "weight"), QuantizerRole("linear", "grad_input")
 
 
-def _role(op: Op, name: str) -> QuantizerRole:
+def role_of(op: Op, name: str) -> QuantizerRole:
+    """What the tensor ``name`` of ``op`` is to its layer, by which recipes quantize it."""
     role = op.roles.get(name) or _ROLES.get(name) or (_WEIGHT if name in op.forward_names else _GRAD_INPUT)
     return replace(role, name=op.layer) if op.layer else role
 
@@ -174,7 +175,7 @@ def delayed_recipe(ops: Sequence[Op], recipe: Recipe | None) -> DelayedScaling |
     """The options of the delayed scaling that some tensor of the ops is under, or None. Raises ``ArgumentError`` where a factory gives several."""
     if recipe is None or not isinstance(recipe, CustomRecipe):
         return recipe if isinstance(recipe, DelayedScaling) else None
-    roles = [_role(op, name) for op in ops for name in (*op.forward_names, *op.backward_names) if _asks_for_fp8(op, name)]
+    roles = [role_of(op, name) for op in ops for name in (*op.forward_names, *op.backward_names) if _asks_for_fp8(op, name)]
     made = [request for role in roles if isinstance(request := quantizer_for_role(recipe, role), DelayedScalingRequest)]
     found = {request.recipe() for request in made}
     if len(found) > 1:

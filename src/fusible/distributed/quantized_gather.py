@@ -15,7 +15,15 @@ from fusible.errors import ArgumentError, expected
 from fusible.pytorch.engine.shares import laid_out_like, local_of
 from fusible.pytorch.engine.weights import without_unread_copy
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.product_weights import WEIGHT, check_layout, quantized_together, quantizer_of_weights, weights_of_products
+from fusible.pytorch.product_weights import (
+    WEIGHT,
+    HeldWeight,
+    check_layout,
+    check_quantizes,
+    quantized_together,
+    quantizer_of_weight,
+    weights_of_products,
+)
 from fusible.quantized import DelayedScalingRequest, QuantizedTensor, Quantizer, Recipe, quantizer_for_role
 from fusible.tex.calls.transaction import run
 
@@ -104,8 +112,15 @@ class GatheredQuantized(torch.Tensor):
 
 def gathers_quantized(model: nn.Module, recipe: Recipe) -> bool:
     """Whether ``gather_quantized`` takes ``recipe``: weights are scaled by their own magnitudes; and ``model``: no weight is quantized already."""
-    quantizer = quantizer_for_role(recipe.immutable(), WEIGHT)
-    return isinstance(quantizer, Quantizer) and not any(isinstance(local_of(p), QuantizedTensor) for p in model.parameters())
+    found = [quantizer_of_weight(recipe, weight) for _, weight in _weights(model)] or [quantizer_for_role(recipe.immutable(), WEIGHT)]
+    own = any(isinstance(each, Quantizer) for each in found) and not any(isinstance(each, DelayedScalingRequest) for each in found)
+    return own and not any(isinstance(local_of(p), QuantizedTensor) for p in model.parameters())
+
+
+def _weights(model: nn.Module) -> list[tuple[BaseModule, HeldWeight]]:
+    """The weights of products, each with the module that has it."""
+    modules = [module for module in model.modules() if isinstance(module, BaseModule)]
+    return [(module, weight) for module in modules for weight in weights_of_products(module.local_ops(), module._parameters, module.shares)]
 
 
 def gather_quantized(model: M, recipe: Recipe) -> M:
@@ -122,27 +137,30 @@ def gather_quantized(model: M, recipe: Recipe) -> M:
     Raises ``ArgumentError`` for a recipe that quantizes no weights, or by scales that a module keeps (``DelayedScaling``; under ``autocast`` of it,
     too, weights may be gathered by ``Float8CurrentScaling``), and for a model under ``fully_shard``, before anything is changed.
     """
-    of, quantizer = "gather_quantized", quantizer_of_weights(recipe, "gather_quantized")
-    if isinstance(quantizer, DelayedScalingRequest):
+    of, weights = "gather_quantized", _weights(model)
+    check_quantizes(recipe, (weight for _, weight in weights), of)
+    quantizers = [quantizer_of_weight(recipe, weight) for _, weight in weights]
+    if any(isinstance(quantizer, DelayedScalingRequest) for quantizer in quantizers):
         do = "give Float8CurrentScaling(), under whichever recipe the model is called"
         raise ArgumentError(expected("a recipe that scales weights by their own magnitudes", of=of, got=repr(recipe), do=do))
-    quantizer = without_unread_copy(quantizer)
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         got = "one under fully_shard"
         raise ArgumentError(expected("a model whose parameters FSDP does not share out yet", of=of, got=got, do="call it before fully_shard"))
-    modules = [module for module in model.modules() if isinstance(module, BaseModule)]
-    weights = [(module, weight) for module in modules for weight in weights_of_products(module.local_ops(), module._parameters, module.shares)]
     for module, weight in weights:
         check_layout(module, weight, of)
     taken = {(module, name) for module, weight in weights for name in weight.parts}
     tied = {id(p) for module in model.modules() for name, p in module._parameters.items() if (module, name) not in taken}  # others read its values
     made: dict[int, nn.Parameter] = {}
-    for _, weight in weights:
+    for (_, weight), quantizer in zip(weights, quantizers, strict=True):
+        if not isinstance(quantizer, Quantizer):
+            continue
         parts = {name: len(local_of(part)) for name, part in weight.parts.items()}
         if any(lines is not None for lines in weight.share.lines) or any(id(p) in tied for p in weight.parts.values()):
             continue
         for name, part in weight.parts.items():
-            new = made[id(part)] = laid_out_like(part, GatheredQuantized(local_of(part), quantizer, parts, name), part.requires_grad)
+            new = made[id(part)] = laid_out_like(
+                part, GatheredQuantized(local_of(part), without_unread_copy(quantizer), parts, name), part.requires_grad
+            )
             vars(new).update(vars(part))
     places = [(module, name, part) for module, weight in weights for name, part in weight.parts.items() if id(part) in made]
     run([partial(module._parameters.__setitem__, name, made[id(part)]) for module, name, part in places])

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
+from fusible.compute_pipeline import role_of
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import is_quantized_type
 from fusible.ops import Op
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.shares import Share, local_of
 from fusible.pytorch.quantized_init import check_held
-from fusible.quantized import DelayedScalingRequest, GroupedTensor, QuantizedTensor, Quantizer, QuantizerRole, Recipe, quantizer_for_role
+from fusible.quantized import (
+    DelayedScalingRequest,
+    GroupedTensor,
+    IdentityQuantizer,
+    QuantizedTensor,
+    Quantizer,
+    QuantizerRole,
+    Recipe,
+    quantizer_for_role,
+)
 
-__all__ = ["HeldWeight", "WEIGHT", "check_layout", "quantized_together", "quantizer_of_weights", "weights_of_products"]
+__all__ = ["HeldWeight", "WEIGHT", "check_layout", "check_quantizes", "quantized_together", "quantizer_of_weight", "weights_of_products"]
 
 WEIGHT = QuantizerRole("linear", "weight")
-
-
-def quantizer_of_weights(recipe: Recipe, of: str) -> Quantizer | DelayedScalingRequest:
-    """By what ``recipe`` quantizes weights. Raises ``DTypeError`` for what is no recipe, and ``ArgumentError`` for one that does not quantize them;
-    ``of``: whose argument it is."""
-    if not isinstance(recipe, Recipe):
-        raise DTypeError(expected("a recipe", of=of, got=repr(recipe), do="give e.g. fusible.MXFP8BlockScaling()"))
-    quantizer = quantizer_for_role(recipe.immutable(), WEIGHT)
-    if not isinstance(quantizer, (Quantizer, DelayedScalingRequest)):
-        do = "give one of a format of 8 or 4 bits"
-        raise ArgumentError(expected("a recipe that quantizes weights", of=of, got=repr(recipe), do=do))
-    return quantizer
 
 
 class HeldWeight(NamedTuple):
@@ -55,6 +53,25 @@ def weights_of_products(bound: Sequence[BoundOp], parameters: Mapping[str, Any],
                 continue
             if not any(isinstance(local_of(part), QuantizedTensor) for part in parts.values()):
                 yield HeldWeight(op, name, own, parts, share)
+
+
+def check_quantizes(recipe: Recipe, weights: Iterable[HeldWeight], of: str) -> None:
+    """Raise ``DTypeError`` for what is no recipe, and ``ArgumentError`` for one that quantizes none of the weights; ``of``: whose argument it is."""
+    if not isinstance(recipe, Recipe):
+        raise DTypeError(expected("a recipe", of=of, got=repr(recipe), do="give e.g. fusible.MXFP8BlockScaling()"))
+    if all(each is None for each in [quantizer_of_weight(recipe, weight) for weight in weights] or [_quantizer(recipe, WEIGHT)]):
+        do = "give one of a format of 8 or 4 bits"
+        raise ArgumentError(expected("a recipe that quantizes weights", of=of, got=repr(recipe), do=do))
+
+
+def quantizer_of_weight(recipe: Recipe, weight: HeldWeight) -> Quantizer | DelayedScalingRequest | None:
+    """By what passes under ``recipe`` quantize that weight; None for not at all."""
+    return _quantizer(recipe, role_of(weight.op, weight.op.parts.get(weight.name, (weight.name,))[0]))
+
+
+def _quantizer(recipe: Recipe, role: QuantizerRole) -> Quantizer | DelayedScalingRequest | None:
+    made = quantizer_for_role(recipe.immutable(), role)
+    return made if isinstance(made, (Quantizer, DelayedScalingRequest)) and not isinstance(made, IdentityQuantizer) else None
 
 
 def check_layout(module: Any, weight: HeldWeight, of: str) -> None:

@@ -16,7 +16,7 @@ from fusible.pytorch.engine.bound import BoundOp, in_shape
 from fusible.pytorch.engine.shares import laid_out_like, local_of
 from fusible.pytorch.engine.weights import stored_type
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.product_weights import HeldWeight, check_layout, quantized_together, quantizer_of_weights, weights_of_products
+from fusible.pytorch.product_weights import HeldWeight, check_layout, check_quantizes, quantized_together, quantizer_of_weight, weights_of_products
 from fusible.quantized import DelayedScalingRequest, Float8CurrentScalingQuantizer, QuantizedTensor, Quantizer, Recipe
 from fusible.tex import DType
 from fusible.tex.calls.transaction import Write, run
@@ -41,18 +41,19 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3, *, recip
     Raises ``ShapeError`` for a weight whose sizes the format does not hold, ``ArgumentError`` for a recipe that quantizes no weights, and
     ``NotServedError`` for weights that ``fully_shard`` shares out, before anything is changed.
     """
-    quantizer = _quantizer(fp8_dtype, recipe)
     done: dict[tuple[int, ...], list[nn.Parameter]] = {}
     modules = {module: path for path, module in model.named_modules() if isinstance(module, BaseModule)}
-    _check_layout(model, modules)
+    weights = _checked(model, modules)
+    if recipe is not None:
+        check_quantizes(recipe, weights, "quantize_parameters")
     for module in modules:
         module.forget_plans()
 
-    def quantized(name: str, weight: HeldWeight, group: Any) -> list[nn.Parameter]:
+    def quantized(name: str, weight: HeldWeight, group: Any) -> list[nn.Parameter] | None:
         key = tuple(map(id, weight.parts.values()))
-        if key not in done:
+        if key not in done and (quantizer := _quantizer(weight, fp8_dtype, recipe)) is not None:
             done[key] = _quantized(weight, quantizer, group, name)
-        return done[key]
+        return done.get(key)
 
     # Made at once: an interrupt finds all weights in 8 bits or none.
     run([write for module, path in modules.items() for write in _writes(module, f"{path}." if path else "", quantized)])
@@ -66,19 +67,20 @@ def hold_parameters(module: BaseModule, quantized: Mapping[str, torch.Tensor]) -
     run(_writes(module, "", lambda name, *_: [nn.Parameter(quantized[name], requires_grad=False)]))
 
 
-def _check_layout(model: nn.Module, modules: Iterable[BaseModule]) -> None:
-    """Raise for parameters of which this process has parts that are not the module's to replace."""
+def _checked(model: nn.Module, modules: Iterable[BaseModule]) -> list[HeldWeight]:
+    """The weights that are to be replaced. Raises for parameters of which this process has parts that are not the module's to replace."""
     of = "the model of quantize_parameters"
     if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):  # FSDP2's class, which is not imported for this
         do = "call it before fully_shard"
         raise NotServedError(expected("weights that FSDP does not share out", of=of, got="a model under fully_shard", do=do))
-    for module in modules:
-        for weight in weights_of_products(module.local_ops(), module._parameters, module.shares):
-            check_layout(module, weight, "quantize_parameters")
+    found = [(module, weight) for module in modules for weight in weights_of_products(module.local_ops(), module._parameters, module.shares)]
+    for module, weight in found:
+        check_layout(module, weight, "quantize_parameters")
+    return [weight for _, weight in found]
 
 
-_Quantized = Callable[[str, HeldWeight, Any], list[nn.Parameter]]
-"""What is held in the place of each part of a weight, given its name and the group of the processes that have its parts."""
+_Quantized = Callable[[str, HeldWeight, Any], list[nn.Parameter] | None]
+"""What is held in the place of each part of a weight, given its name and the group of the processes that have its parts; None for what it is."""
 
 
 def _writes(module: BaseModule, begin: str, quantized: _Quantized) -> list[Write]:
@@ -89,6 +91,8 @@ def _writes(module: BaseModule, begin: str, quantized: _Quantized) -> list[Write
     bound: Sequence[BoundOp] = unstacked.get("_bound", module.local_ops())
     for weight in weights_of_products(bound, parameters, module.shares):
         made = quantized(f"{begin}{weight.own}", weight, module.amax_group)
+        if made is None:
+            continue
         found |= zip(weight.parts, made, strict=True)
         taken = weight.share.joined([local_of(part) for part in made])
         changed[weight.op] = changed.get(weight.op, weight.op).with_(**{weight.name: in_shape(Tensor(taken, stored_type(taken)))})
@@ -111,14 +115,14 @@ def _tensors_of(parameter: torch.Tensor) -> list[torch.Tensor]:
     return flatten_storage(parameter.storage_without_autograd())[0] if isinstance(parameter, QuantizedTensor) else [parameter]
 
 
-def _quantizer(fp8_dtype: DType, recipe: Recipe | None) -> Quantizer:
-    """What makes the rows of weights, and no copy by columns, which nothing but a backward reads."""
+def _quantizer(weight: HeldWeight, fp8_dtype: DType, recipe: Recipe | None) -> Quantizer | None:
+    """What makes the rows of a weight, and no copy by columns, which nothing but a backward reads; None for one that ``recipe`` leaves as it is."""
     if recipe is None:
         return Float8CurrentScalingQuantizer(fp8_dtype, columnwise=False)
-    quantizer = quantizer_of_weights(recipe, "quantize_parameters")
+    quantizer = quantizer_of_weight(recipe, weight)
     if isinstance(quantizer, DelayedScalingRequest):
         return Float8CurrentScalingQuantizer(quantizer.fp8_format.forward, columnwise=False)
-    return quantizer.with_usages(rowwise=True, columnwise=False)
+    return None if quantizer is None else quantizer.with_usages(rowwise=True, columnwise=False)
 
 
 def _quantized(weight: HeldWeight, quantizer: Quantizer, group: Any, name: str) -> list[nn.Parameter]:
