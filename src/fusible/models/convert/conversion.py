@@ -41,8 +41,8 @@ def convert(
     Every module and every parameter stays the object that it was: names, tied weights, optimizers, hooks, ``state_dict``, ``save_pretrained`` and
     what asks ``isinstance(module, nn.Linear)`` go on as before. ``recipe``: how products are quantized, outside of every ``fusible.autocast``;
     inside of one, that one's holds. Without one, nothing is quantized, and linear layers stay torch's to the bit. A model that is converted already
-    takes the new recipe, but for what ``include`` and ``exclude`` leave alone. ``conversion_report(model)`` says what was converted, and why the rest
-    was not.
+    takes the new recipe, and its weights that one product takes are put together again, but for what ``include`` and ``exclude`` leave alone.
+    ``conversion_report(model)`` says what was converted, and why the rest was not.
 
     What is adjacent is computed together: an MLP as one pipeline, and queries, keys and values as one product. Their weights are moved to lie one
     behind another for that. Where somebody has hooked or replaced a layer, as PEFT's LoRA does, layers are called one by one. Attention is an
@@ -89,6 +89,8 @@ def convert(
         raise
     for module in earlier:
         module.follow(fixed_recipe)
+        if isinstance(module, ConvertedMLP | ConvertedAttention):  # somebody may have moved their weights since
+            module.join()
     vars(model)[_REPORT] = Report(str(fixed_recipe) if fixed_recipe is not None else "none, so nothing is quantized", plan.layers)
     return model
 
