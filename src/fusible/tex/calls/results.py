@@ -22,8 +22,17 @@ from fusible.tex.protocol import to_torch
 __all__ = ["checked_method"]
 
 _MANY = 2**31
+"""More than any list has."""
+
+
+def _gives_two(name: str) -> bool:
+    """Whether it is the gradient of an activation with that of a bias, or of row scales, beside it."""
+    first, *rest = name.split("_")
+    return first == "dbias" or (first == "scaled" and any(word.startswith("d") for word in rest))
+
+
 _SEVERAL: dict[str, tuple[int, int]] = {
-    **dict.fromkeys((name for name in DECLARATIONS if name.startswith("dbias_")), (2, 2)),
+    **dict.fromkeys(filter(_gives_two, DECLARATIONS), (2, 2)),
     "bgrad_group_quantize": (2, 2),
     "bgrad_quantize": (2, 2),
     "bulk_allocate": (0, _MANY),
@@ -63,10 +72,6 @@ _SEVERAL: dict[str, tuple[int, int]] = {
     "rmsnorm_bwd": (2, 2),
     "rmsnorm_bwd_add": (2, 2),
     "rmsnorm_fwd": (3, 3),
-    "scaled_clamped_dswiglu": (2, 2),
-    "scaled_dsituglu": (2, 2),
-    "scaled_dsrelu": (2, 2),
-    "scaled_dswiglu": (2, 2),
     "split_quantize": (0, _MANY),
     "splits_to_offsets_multi": (2, 2),
     "swizzle_scales_and_pack_ptrs_for_discrete_weights": (3, 3),
