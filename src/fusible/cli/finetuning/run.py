@@ -102,10 +102,9 @@ class Run:
         self.trainer.load_state(*Trainer.parted(load_run(out / CHECKPOINT, manifest)), record.step)
         self.record, self.evaluations = record, evaluations
 
-    def _config(self) -> dict[str, Any]:
-        """What of the model's configuration a run that is resumed has to have again, as JSON gives it back; infinities as words."""
-        told = {name: value for name, value in self.trainer.model.config.items() if name not in _OF_FILES}
-        return json.loads(json.dumps(told), parse_constant=str)
+    def _config(self) -> dict[str, str]:
+        """What of the model's configuration a run that is resumed has to have again: the values by name, as JSON, which may have infinities."""
+        return {name: json.dumps(value, sort_keys=True) for name, value in self.trainer.model.config.items() if name not in _OF_FILES}
 
 
 def saved_options(out: Path) -> tuple[FinetuneOptions, int]:
@@ -117,13 +116,12 @@ def saved_options(out: Path) -> tuple[FinetuneOptions, int]:
     return FinetuneOptions.from_json(manifest["options"]), Record.from_json(manifest["record"]).step
 
 
-def _check_config(saved: Any, now: Mapping[str, Any]) -> None:
+def _check_config(saved: Any, now: Mapping[str, str]) -> None:
     """Raise ``CheckpointError`` unless a model is configured as that of a saved run, which is None where its version did not save that."""
     if saved is None or saved == now:
         return
-    name = min(name for name in {*saved, *now} if saved.get(name) != now.get(name) or (name in saved) != (name in now))
-    then, got = (repr(entries[name]) if name in entries else "none" for entries in (saved, now))
-    wanted = f"{name} {then} in the model's configuration, as it was"
+    name = min(name for name in {*saved, *now} if saved.get(name) != now.get(name))
+    wanted, got = f"{name} {saved.get(name, 'none')} in the model's configuration, as it was", now.get(name, "none")
     raise CheckpointError(expected(wanted, of="a resumed run", got=got, do="name the same model with --model"))
 
 
