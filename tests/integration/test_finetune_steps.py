@@ -12,6 +12,7 @@ from finetune_models import EPS, LENGTHS, RATE, WORDS, checkpoint, corpus_of, ne
 from fusible.errors import ArgumentError, ShapeError
 from fusible.models import LanguageModel, from_config, from_pretrained, save_pretrained
 from fusible.models.training import Cosine, Processes, StepOptions, Trainer, pack
+from fusible.models.training.trainer import HELD
 from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, MXFP8BlockScaling
 
 
@@ -69,6 +70,19 @@ def test_losses_in_8_bits_fall_as_those_of_bf16(recipe: Any, tmp_path: Path) -> 
     assert runs[1] == pytest.approx(runs[0], rel=2.0**-5)
 
 
+@pytest.mark.parametrize("moments", [name for name in HELD if name != "fp32"])
+def test_losses_of_moments_in_few_bits_fall_as_those_of_fp32(moments: str, tmp_path: Path) -> None:
+    windows, folder = pack(corpus_of(LENGTHS), 32), checkpoint(tmp_path)
+    runs = []
+    for held in ("fp32", moments):
+        trainer = Trainer(loaded(folder, HighPrecision(), torch.bfloat16), windows, options(moments=held))
+        runs.append([trainer.step() for _ in range(30)])
+        assert {state["exp_avg"].dtype for state in trainer.optimizer.state.values()} == {HELD[held][0]}
+        assert {state["exp_avg_sq"].dtype for state in trainer.optimizer.state.values()} == {HELD[held][1]}
+    assert runs[0][-1] < runs[0][0] - 0.4
+    assert runs[1] == pytest.approx(runs[0], rel=2.0**-5)  # a moment is off by 2^-4 at most, to either side, and a step of it is averaged by the next
+
+
 def test_a_new_model_learns_tokens_by_heart(tmp_path: Path) -> None:
     config = new_model().config.to_dict()
     windows = pack(corpus_of([33] * 4), 32)
@@ -100,7 +114,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    for wrong in ({"batch": 0}, {"micro_batch": 3}, {"clip": -1.0}, {"weight_decay": float("nan")}):
+    for wrong in ({"batch": 0}, {"micro_batch": 3}, {"clip": -1.0}, {"weight_decay": float("nan")}, {"moments": "fp4"}):
         with pytest.raises(ArgumentError):
             options(**wrong)
     with pytest.raises(ArgumentError, match="parameters that require gradients"):

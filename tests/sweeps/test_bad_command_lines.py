@@ -41,7 +41,7 @@ INSTEAD = {
     **dict.fromkeys(
         ("model", "data", "eval-data", "eval-share", "eval-every", "tokenizer", "micro-batch", "warmup", "min-lr", "weight-decay"), TRAINED
     ),
-    **dict.fromkeys(("clip", "lora"), TRAINED),
+    **dict.fromkeys(("clip", "lora", "moments"), TRAINED),
     **dict.fromkeys(("lora-alpha", "lora-targets", "base-format"), ADAPTED),
 }
 """The options of ``train`` that a model is trained with, and what they are put among."""

@@ -19,7 +19,7 @@ MODEL = "train --model new.json --data text.txt --out made"
 ADAPTERS = {"--lora-alpha": "1", "--lora-targets": "x", "--base-format": "fp8", "--merge": None}
 OF_MODELS = {
     **{"--data": "text.txt", "--eval-data": "text.txt", "--eval-share": "0.1", "--eval-every": "1", "--tokenizer": "x", "--micro-batch": "1"},
-    **{"--warmup": "1", "--min-lr": "0", "--weight-decay": "0", "--clip": "0", "--lora": "1", "--device": "cpu"},
+    **{"--warmup": "1", "--min-lr": "0", "--weight-decay": "0", "--clip": "0", "--lora": "1", "--device": "cpu", "--moments": "fp8"},
 }
 OF_DEMO = {
     **{"--executor": "xla", "--bf16-layers": "first", "--fp8-format": "e4m3", "--layers": "1", "--hidden": "8", "--heads": "1", "--experts": "2"},

@@ -7,7 +7,7 @@ from typing import Any
 
 from fusible.cli.command import Command
 from fusible.cli.finetuning.choice import job_of
-from fusible.cli.finetuning.options import BASE_FORMATS, FinetuneOptions
+from fusible.cli.finetuning.options import BASE_FORMATS, MOMENTS, FinetuneOptions
 from fusible.cli.training.options import BF16_LAYERS, EXECUTORS, FP8_FORMATS, RECIPES, TrainOptions
 
 __all__ = ["COMMAND"]
@@ -113,6 +113,7 @@ def _of_models(parser: argparse.ArgumentParser) -> None:
     option("min_lr", "X", float, "the share of the learning rate that is left at --decay-steps")
     option("weight_decay", "X", float, "of matrices")
     option("clip", "X", float, "the largest norm of all gradients together, 0 for any")
+    option("moments", "F", str, f"what the optimizer holds moments in: {', '.join(MOMENTS)} (of fp8 the second ones in fp16)")
     option("lora", "N", int, "the rank of adapters; 0 trains all parameters")
     option("lora_alpha", "X", float, "their factor, times the rank", "twice the rank")
     option("lora_targets", "T[,T...]", str, "the layers that get one, by the last parts of their names", "all products of blocks")

@@ -113,7 +113,7 @@ def _prepared(options: FinetuneOptions, resumed: Path | None, layout: Layout, ra
     data, base = read_data(options, tokenizer), base_files(options)
     rate = Cosine(options.lr, options.warmup, options.decay_steps or options.steps, options.min_lr)
     at_once = options.micro_batch or options.batch // layout.batches
-    steps = StepOptions(options.batch, at_once, rate, options.weight_decay, options.clip, seed=options.seed)
+    steps = StepOptions(options.batch, at_once, rate, options.weight_decay, options.clip, seed=options.seed, moments=options.moments)
     done = saved_options(resumed)[1] if resumed is not None else 0
     ranks.begin(layout, facts_of(options, layout, data, base, model, done) if ranks.world > 1 else {}, _SILENCE)
     processes = Processes(ranks.mesh, sequence_parallel=layout.sequence)

@@ -14,11 +14,14 @@ from fusible.cli.run_options import RunOptions
 from fusible.cli.training.options import BLOCKS, RECIPES
 from fusible.errors import ArgumentError, expected
 
-__all__ = ["AS_IS", "BASE_FORMATS", "FinetuneOptions", "OWN"]
+__all__ = ["AS_IS", "BASE_FORMATS", "FinetuneOptions", "MOMENTS", "OWN"]
 
 AS_IS = "as-is"
 BASE_FORMATS = (AS_IS, "fp8", "block", "mxfp8", "nvfp4", "mxfp4")
 """What the frozen weights beneath adapters are held in: as the checkpoint has them, or in a number format."""
+
+MOMENTS = ("fp32", "bf16", "fp16", "fp8")
+"""What moments are held in; under ``fp8`` the second ones in fp16."""
 
 _PATHS = ("model", "tokenizer", "data", "eval_data")
 
@@ -30,13 +33,14 @@ class FinetuneOptions(RunOptions):
     ``model``: a directory with weights, or a ``config.json`` whose model begins at random. ``tokenizer``: a directory; None: the model's. ``data``,
     ``eval_data``: files; without the second, the last ``eval_share`` of the tokens is held out. ``batch``: windows in a step, ``micro_batch`` of them
     at once (None: all). ``warmup``: steps; then a cosine down to ``min_lr`` times ``lr`` at ``decay_steps`` (None: the steps). ``clip``: the largest
-    norm of gradients, 0 for any. ``lora``: the rank of adapters, 0 for training all parameters; ``lora_alpha`` None for twice the rank.
-    ``lora_targets``: the last parts of the names of layers, none for all products of blocks. ``device``: a name of torch's.
+    norm of gradients, 0 for any. ``moments``: what the optimizer holds them in. ``lora``: the rank of adapters, 0 for training all parameters;
+    ``lora_alpha`` None for twice the rank. ``lora_targets``: the last parts of the names of layers, none for all products of blocks. ``device``: a
+    name of torch's.
     """
 
     LISTS: ClassVar[tuple[str, ...]] = ("data", "eval_data", "lora_targets")
     TYPES: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        **dict.fromkeys(("model", "recipe", "base_format", "device"), (str,)),
+        **dict.fromkeys(("model", "recipe", "moments", "base_format", "device"), (str,)),
         **dict.fromkeys(("eval_share", "lr", "min_lr", "weight_decay", "clip"), (float, int)),
         "tokenizer": (str, type(None)),
         "lora_alpha": (float, int, type(None)),
@@ -45,7 +49,7 @@ class FinetuneOptions(RunOptions):
     }
     CHANGED: ClassVar[tuple[str, ...]] = (*_PATHS, "steps", "merge", "device")
     """Where its files are now, how far to go, what to write at the end, and where it is computed."""
-    SINCE: ClassVar[Mapping[str, Any]] = {"device": "cpu"}
+    SINCE: ClassVar[Mapping[str, Any]] = {"device": "cpu", "moments": "fp32"}
 
     model: str
     data: tuple[str, ...]
@@ -64,6 +68,7 @@ class FinetuneOptions(RunOptions):
     min_lr: float = 0.1
     weight_decay: float = 0.1
     clip: float = 1.0
+    moments: str = "fp32"
     seed: int = 0
     lora: int = 0
     lora_alpha: float | None = None
@@ -95,6 +100,8 @@ class FinetuneOptions(RunOptions):
     def _check_windows(self) -> None:
         if self.recipe not in RECIPES:
             raise ArgumentError(expected(f"one of {', '.join(RECIPES)}", of="--recipe with --model", got=repr(self.recipe), do="name one of these"))
+        if self.moments not in MOMENTS:
+            raise ArgumentError(expected(f"one of {', '.join(MOMENTS)}", of="--moments", got=repr(self.moments), do="name one of these"))
         if self.micro_batch is not None and self.batch % self.micro_batch:
             wanted = f"a divisor of the {self.batch} windows of --batch"
             raise ArgumentError(expected(wanted, of="--micro-batch", got=self.micro_batch, do="choose another"))

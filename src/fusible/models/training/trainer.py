@@ -18,10 +18,18 @@ from fusible.models.training.processes import Processes
 from fusible.models.training.schedule import Cosine
 from fusible.pytorch import FusedAdam
 
-__all__ = ["StepOptions", "Trainer"]
+__all__ = ["HELD", "StepOptions", "Trainer"]
 
 _RNG = "torch_rng_state"
 _MASTER, _MOMENTS = "master_param", ("exp_avg", "exp_avg_sq")
+HELD: dict[str, tuple[torch.dtype, torch.dtype]] = {
+    "fp32": (torch.float32, torch.float32),
+    "bf16": (torch.bfloat16, torch.bfloat16),
+    "fp16": (torch.float16, torch.float16),
+    "fp8": (torch.uint8, torch.float16),
+}
+"""What first and second moments are held in. In FP8 a second moment would reach no further than 2^-18 of the largest of its tensor, and where it is 0
+a step has no bound (Peng et al. 2023, arXiv:2310.18313, hold both so as well)."""
 _SCALING = "scaling_state"
 
 
@@ -29,7 +37,7 @@ _SCALING = "scaling_state"
 class StepOptions:
     """``batch``: windows of a step, of which ``micro_batch`` go through the model at once. ``rate``: of each step. ``weight_decay``: of matrices
     alone (Loshchilov & Hutter 2019, arXiv:1711.05101). ``clip``: the largest norm of all gradients together; 0 for any. ``seed``: of the order of
-    windows.
+    windows. ``moments``: what they are held in, a name in ``HELD``.
 
     Raises ``ArgumentError`` for numbers out of range.
     """
@@ -42,8 +50,11 @@ class StepOptions:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     seed: int = 0
+    moments: str = "fp32"
 
     def __post_init__(self) -> None:
+        if self.moments not in HELD:
+            raise ArgumentError(expected(f"one of {', '.join(HELD)}", of="moments of StepOptions", got=repr(self.moments), do="name one of these"))
         for name in ("batch", "micro_batch"):
             check_number(getattr(self, name), f"{name} of StepOptions", least=1)
         for name in ("weight_decay", "clip"):
@@ -77,7 +88,8 @@ class Trainer:
             {"params": [p for p in self.parameters.values() if p.ndim <= 1], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        self.optimizer = FusedAdam(groups, lr=options.rate.peak, betas=options.betas, eps=options.eps, master_weights=True)
+        held = dict(zip(("exp_avg_dtype", "exp_avg_sq_dtype"), HELD[options.moments], strict=True))
+        self.optimizer = FusedAdam(groups, lr=options.rate.peak, betas=options.betas, eps=options.eps, master_weights=True, **held)
 
     @property
     def tokens_per_step(self) -> int:
