@@ -198,7 +198,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], None]]] = 
 KINDS: dict[str, tuple[Any, Any]] = {
     "a number": (1.0, 2.0),
     "a whole number": (1, 2),
-    "a number that is none": (math.nan, 1.0),
+    "a number that is none": (math.nan, 2.0),
     "a word": ("one", "two"),
     "a switch": (False, True),
     "None": (None, 2.0),
@@ -221,13 +221,16 @@ class Optioned(nn.Module):
 
     def scaled(self, x: torch.Tensor) -> torch.Tensor:
         of_class = getattr(self, "of_class", 0.0)
-        as_found = any(type(self.option) is type(found) and (self.option == found or found != found) for found, _ in KINDS.values())
+        option = self.option
+        as_found = any(type(option) is type(found) and (option == found or (option != option and found != found)) for found, _ in KINDS.values())
         return x if as_found and of_class == 1.0 else 2 * x
 
 
 class OptionedActivation(Optioned):
+    """A GELU that torch computes in several passes: of one alone a conversion leaves it."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scaled(F.gelu(x))
+        return self.scaled(x * (torch.erf(x / math.sqrt(2)) + 1) / 2)
 
 
 class OptionedNorm(Optioned):
