@@ -107,7 +107,6 @@ ACCEPTED = {
     "params": {"empty list", *(f"first {what}" for what, _ in others(torch.ones(4, 3, dtype=torch.bfloat16)))},
     "parameter": {*SAME_NUMBERS, "of float32", "of float64"}, "exp_avg": SAME_NUMBERS, "exp_avg_sq": SAME_NUMBERS,
     "momentum_buffer": {*SAME_NUMBERS, "missing"}, "master_param": {"strided", "missing"}, "state": {"None"},
-    **{f"{slot}_scale": {"0-d", *SAME_NUMBERS} for slot in ("exp_avg", "exp_avg_sq", "master_param")},
 }  # fmt: skip
 """Wrong values that are none: a parameter without a gradient is left alone, no state is a new one, and a master is of a parameter of any floats."""
 TORCHS = {"maximize", "foreach", "differentiable", "capturable", "fused", "param_names", "decoupled_weight_decay"}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from fusible.errors import ArgumentError, CheckpointError, expected
 
-__all__ = ["Holding", "held", "held_again", "is_scaled", "joined", "remainder", "scale_of", "values_of"]
+__all__ = ["Holding", "held", "held_again", "is_scaled", "joined", "parted", "remainder", "scale_of", "values_of"]
 
 _SCALED = {torch.float16: torch.finfo(torch.float16).max / 2, torch.uint8: 448.0}
 """What the largest number becomes: of E4M3 the largest there is, of fp16 half of it."""
 _MOMENTS = (torch.float32, torch.bfloat16, *_SCALED)
 _MASTERS = (torch.float32, torch.float16)
 _LEAST_SCALE = 2.0**-126
+_SCALE = "_scale"
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,15 @@ class Holding:
 
 
 def scale_of(slot: str) -> str:
-    """The name in a parameter's state of the scale of another entry."""
-    return f"{slot}_scale"
+    """The name of the scale of an entry of a parameter's state."""
+    return f"{slot}{_SCALE}"
+
+
+def parted(states: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]]]:
+    """By parameters the entries of their states, and the scales of these; no parameter without one has an entry there."""
+    entries = {p: {name: value for name, value in state.items() if not name.endswith(_SCALE)} for p, state in states.items()}
+    scales = {p: {name: value for name, value in state.items() if name.endswith(_SCALE)} for p, state in states.items()}
+    return entries, {p: of for p, of in scales.items() if of}
 
 
 def is_scaled(dtype: torch.dtype) -> bool:

@@ -19,7 +19,7 @@ from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.uninterrupted import uninterrupted
 from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, local, needs_own_step, placed_as, requantized
 from fusible.pytorch.optimizer_checks import check_floats, check_held, check_masters, check_steppable, listed, listed_group, no_state
-from fusible.pytorch.optimizer_states import Holding, held, held_again, is_scaled, joined, remainder, scale_of, values_of
+from fusible.pytorch.optimizer_states import Holding, held, held_again, is_scaled, joined, parted, remainder, scale_of, values_of
 from fusible.tex.calls.constructors import check_constructor
 from fusible.tex.calls.transaction import Write, gathered, run
 
@@ -62,8 +62,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
     """The attributes that are pickled beside groups and state."""
     _gradient = "grad"
     """The attribute of a parameter that has its gradient."""
-    _scales: tuple[str, ...] = ()
-    """What the state may have beside slots and masters: their scales, where the kernels are given these."""
+    _scaled: tuple[str, ...] = ()
+    """The names of the scales of slots and masters, where the kernels are given these."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -74,6 +74,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         self.master_weights = master_weights
         self._executor: Executor = make_executor(executor)
         self._stepped: dict[int, dict[str, Any]] = {}
+        self._scales: dict[Any, dict[str, torch.Tensor]] = {}  # beside the state, whose entries are numbers of a parameter each
         super().__init__(listed(params, type(self).__name__), defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -138,7 +139,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             self._step()
         except Exception as error:
             if not isinstance(error, FusibleError) or type(self).__name__ not in str(error):
-                check_steppable(self.param_groups, self.state, self._slots, type(self).__name__, self._gradient, bool(self._scales))
+                check_steppable(self.param_groups, self.state, self._slots, type(self).__name__, self._gradient, bool(self._scaled))
             raise
         return loss
 
@@ -176,7 +177,10 @@ class _FusedOptimizer(torch.optim.Optimizer):
             writes.append(partial(torch._C._increment_version, [p for p in changed if not p.is_inference()]))
         new = [pair for batch in batches for pair in batch.new]
         if new:  # one assignment: to put a tensor into a dict runs Python code, its __hash__
-            writes.append(partial(vars(self).__setitem__, "state", defaultdict(dict, [*self.state.items(), *new])))
+            states, scales = parted(dict(new))
+            writes.append(partial(vars(self).__setitem__, "state", defaultdict(dict, [*self.state.items(), *states.items()])))
+            if scales:
+                writes.append(partial(vars(self).__setitem__, "_scales", {**self._scales, **scales}))
         if self._counts:
             counts = {id(batch.group): batch.group for batch in batches}
             writes += [partial(group.__setitem__, "step", group["step"] + 1) for group in counts.values()]
@@ -209,6 +213,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
                 self._check_placed(p, gradient)
             if known is not None and not isinstance(known, dict):
                 raise no_state(known, type(self).__name__)
+            if known and self._scaled:
+                known = {**known, **self._scales.get(p, {})}
             quantized = not plain and needs_own_step(local(p))
             begins = self._separate_first_step and _BEFORE_FIRST.issuperset(known or ())
             state = self._completed(p, known, quantized, begins) if known else self._new_state(p)
@@ -217,8 +223,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
             if batch is None:
                 batch = batches[key] = Batch(group, *key[1:], lists=[[] for _ in range(2 + len(self._slots))])
             batch.add(p, gradient, state, state is not known, self._slots)
-            if self._scales:
-                batch.add_scales(state, self._scales, torch.empty(0, dtype=torch.float32, device=p.device))
+            if self._scaled:
+                batch.add_scales(state, self._scaled, torch.empty(0, dtype=torch.float32, device=p.device))
         for batch in batches.values():
             self._check(batch)
         return list(batches.values())
@@ -279,7 +285,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return {name: placed_as(p, torch.zeros(own.shape, dtype=torch.float32, device=own.device)) for name in self._slots}
 
     def _held(self, p: Any, name: str, values: Any, again: bool) -> dict[str, Any]:
-        """The entries of the state of ``p`` that hold fp32 ``values``, its own to keep; ``again``, if they were held before."""
+        """The entries of the state of ``p`` that hold fp32 ``values``, its own to keep, and their scales; ``again``, if they were held before."""
         return {name: values}
 
     def _run(self, batch: Batch) -> list[Write]:
@@ -308,7 +314,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._executor = make_executor(state.pop("executor", "eager"))
-        self._stepped = {}
+        self._stepped, self._scales = {}, state.pop("_scales", {})
         super().__setstate__(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -316,19 +322,20 @@ class _FusedOptimizer(torch.optim.Optimizer):
         and ``SGD`` are taken too. What a state lacks is made by the next step: masters, where they are asked for, of the parameters as they are then,
         and momenta. Masters that it brings are stepped, whether this optimizer would make them or not: without them the parameters would go on
         rounded. Raises ``CheckpointError`` for state that does not fit the parameters; the optimizer is then as it was."""
-        former = {"state": self.state, "param_groups": self.param_groups}
+        former = {"state": self.state, "param_groups": self.param_groups, "_scales": self._scales}
         try:
             super().load_state_dict(state_dict)
             groups = zip(self.param_groups, state_dict["param_groups"], strict=True)
             self.param_groups = [self._filled(*group, state_dict["state"]) for group in groups]
-            state: defaultdict[Any, Any] = defaultdict(dict)
+            state: dict[Any, dict[str, Any]] = {}
             indices = [index for group in state_dict["param_groups"] for index in group["params"]]
             parameters = [p for group in self.param_groups for p in group["params"]]
             for index, p in zip(indices, parameters, strict=True):
                 loaded = state_dict["state"].get(index)
                 if loaded:
                     state[p] = self._loaded(index, p, loaded)
-            self.state = state
+            states, self._scales = parted(state)
+            self.state = defaultdict(dict, states)
         except BaseException:  # torch has made new containers, and left the former ones as they were
             vars(self).update(former)
             raise
@@ -392,7 +399,7 @@ class FusedAdam(_FusedOptimizer):
 
     _slots = ("exp_avg", "exp_avg_sq")
     _counts = True
-    _options = ("master_weights", "adam_w_mode", "holding", "use_decoupled_grad")
+    _options = ("master_weights", "adam_w_mode", "holding", "use_decoupled_grad", "_scales")
     holding = Holding()
     """How moments and masters are held."""
     use_decoupled_grad = False
@@ -427,7 +434,7 @@ class FusedAdam(_FusedOptimizer):
         return "decoupled_grad" if self.use_decoupled_grad else "grad"
 
     @property
-    def _scales(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _scaled(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return () if self.holding.plain else tuple(map(scale_of, (*self._slots, "master_param")))
 
     def compile(self, executor: str = "xla") -> None:
@@ -461,9 +468,8 @@ class FusedAdam(_FusedOptimizer):
         for index, p in zip(named, own, strict=True):
             state = found["state"].get(index)
             if state is not None:
-                kept = {name: value for name, value in state.items() if name not in self._scales}
                 known = (*self._slots, "master_param")
-                found["state"][index] = {name: self.get_unscaled_state(p, name) if name in known else kept[name] for name in kept}
+                found["state"][index] = {name: self.get_unscaled_state(p, name) if name in known else value for name, value in state.items()}
         return found
 
     def get_unscaled_state(self, param: Any, state_name: str) -> Any:
@@ -472,11 +478,15 @@ class FusedAdam(_FusedOptimizer):
         state = self.state.get(param, {})
         value = state.get(state_name) if state_name in (*self._slots, "master_param") else None
         if value is None:
-            got = ", ".join(name for name in state if name not in self._scales) or "none"
+            got = ", ".join(state) or "none"
             of, do = f"state_name of a parameter of {type(self).__name__}", "step the parameter first, and name what it has"
             raise ArgumentError(expected("a state that the parameter has", of=of, got=f"{state_name!r} of {got}", do=do))
         own = local(value)
-        return value if own.dtype in (torch.float32, torch.int16) else placed_as(param, values_of(own, state.get(scale_of(state_name))))
+        return (
+            value
+            if own.dtype in (torch.float32, torch.int16)
+            else placed_as(param, values_of(own, self._scales.get(param, {}).get(scale_of(state_name))))
+        )
 
     def set_scaled_state(self, param: Any, state_name: str, unscaled_state: torch.Tensor) -> None:
         """Hold fp32 numbers, or an int16 remainder, as a parameter's ``"exp_avg"``, ``"exp_avg_sq"`` or ``"master_param"``. Raises ``ArgumentError``
@@ -490,7 +500,13 @@ class FusedAdam(_FusedOptimizer):
             got, do = list(local(values).shape), "pass the state of this parameter"
             raise ArgumentError(expected(str(list(local(param).shape)), of=f"{state_name} of {type(self).__name__}", got=got, do=do))
         wide = self._wide(param, values.to(param.device, torch.float32, copy=True), values.dtype)
-        self.state[param] = {**self.state.get(param, {}), **self._held(param, state_name, wide, again=True)}
+        self._keep(param, {**self.state.get(param, {}), **self._scales.get(param, {}), **self._held(param, state_name, wide, again=True)})
+
+    def _keep(self, p: Any, state: dict[str, Any]) -> None:
+        """Let entries and their scales be the state of a parameter."""
+        states, scales = parted({p: state})
+        self.state[p] = states[p]
+        self._scales = {**self._scales, **scales}
 
     def _new_slots(self, p: Any) -> dict[str, Any]:
         own, made = local(p), dict[str, Any]()

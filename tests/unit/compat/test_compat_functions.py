@@ -109,7 +109,7 @@ def test_a_state_begins_as_it_is_asked_to() -> None:
     assert not optimizer.state
     optimizer.initialize_state(p, True)
     assert {name: value.dtype for name, value in optimizer.state[p].items()} == {
-        "exp_avg": bf16, "exp_avg_sq": torch.uint8, "exp_avg_sq_scale": torch.float32, "master_param": torch.int16,
+        "exp_avg": bf16, "exp_avg_sq": torch.uint8, "master_param": torch.int16,
     }  # fmt: skip
     assert optimizer.get_unscaled_state(p, "exp_avg", skip_unscale=True).dtype is bf16
     assert optimizer.get_unscaled_state(p, "exp_avg").dtype is optimizer.get_unscaled_state(p, "exp_avg_sq", skip_unscale=True).dtype is torch.float32

@@ -76,7 +76,8 @@ def test_a_step_is_that_of_fp32_from_what_is_held(moments: tuple[torch.dtype, to
                     continue
                 codes, scale = held(value, kind)
                 assert state[slot].dtype is kind and torch.equal(state[slot], codes), (slot, kind)
-                assert (scale is None and f"{slot}_scale" not in state) or (scale is not None and torch.equal(scale, state[f"{slot}_scale"]))
+                own_scale = optimizer._scales.get(p, {}).get(f"{slot}_scale")
+                assert (scale is None) == (own_scale is None) and (scale is None or own_scale is None or torch.equal(scale, own_scale))
 
 
 def twin_bits(wide: fusible.FusedAdam, twin: nn.Parameter) -> torch.Tensor:
@@ -116,7 +117,8 @@ def test_moments_of_few_bits_take_few_bytes() -> None:
     optimizer = fusible.FusedAdam([p], **options)
     give([p], 0)
     optimizer.step()
-    assert sum(x.nbytes for x in optimizer.state[p].values()) == 1000 * (1 + 2 + 2) + 2 * 4
+    assert sum(x.nbytes for x in [*optimizer.state[p].values(), *optimizer._scales[p].values()]) == 1000 * (1 + 2 + 2) + 2 * 4
+    assert {x.shape for x in optimizer.state[p].values()} == {p.shape}, "what asks for every entry of the state gets numbers of the parameter"
 
 
 def test_gradients_are_read_where_they_are_asked_for() -> None:

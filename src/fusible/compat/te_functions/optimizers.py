@@ -113,7 +113,7 @@ class FusedAdam(_SetGradNone, optimizers.FusedAdam):
         if self.master_weights and bool(store_param_remainders) != self._splits(param):
             of, do = "store_param_remainders of initialize_state", "choose it when the optimizer is made"
             raise ArgumentError(expected(repr(self._splits(param)), of=of, got=repr(store_param_remainders), do=do))
-        self.state[param] = self._new_state(param)
+        self._keep(param, self._new_state(param))
 
 
 def _check_capturable(of_masters: torch.dtype, of_moments: tuple[torch.dtype, torch.dtype], remainders: bool) -> None:
