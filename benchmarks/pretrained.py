@@ -40,7 +40,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 2048,
 }
 HELD = ("fp8", "mxfp8", "nvfp4")
-STEPS = ("full, transformers", "full, delayed", "lora, transformers", "lora, delayed, weights in fp8")
+HELD_MOMENTS = {"full, delayed, bf16 moments": (BF16, BF16), "full, delayed, fp8 moments": (torch.uint8, torch.float16)}
+"""Steps in backward, and what moments are held in: as torch holds them beside parameters in bf16, and in fewer bits."""
+STEPS = ("full, transformers", "full, delayed", *HELD_MOMENTS, "lora, transformers", "lora, delayed, weights in fp8")
 _THREADS, _ROUNDS, _PROMPT, _TOKENS, _LONG = 2, 3, 32, 16, 512
 
 Call = Callable[[], object]
@@ -122,7 +124,8 @@ def _step(name: str, folder: str) -> Call:
         add_adapters(model, 16, 32.0)
     else:
         model = fusible.from_pretrained(folder, fusible.DelayedScaling(), dtype=BF16, trainable=True)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5, fused=True)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = _in_backward(trained, *HELD_MOMENTS[name]) if name in HELD_MOMENTS else torch.optim.AdamW(trained, lr=1e-5, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -131,6 +134,12 @@ def _step(name: str, folder: str) -> Call:
         optimizer.step()
 
     return step
+
+
+def _in_backward(trained: list[torch.Tensor], first: torch.dtype, second: torch.dtype) -> torch.optim.Optimizer:
+    optimizer = fusible.FusedAdam(trained, lr=1e-5, weight_decay=1e-2, exp_avg_dtype=first, exp_avg_sq_dtype=second)
+    optimizer.step_in_backward()
+    return optimizer
 
 
 def _begin() -> None:
