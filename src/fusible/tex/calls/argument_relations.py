@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, FusibleError, ShapeError, expected
+from fusible.tex.calls.optimizer import HELD
 
 __all__ = ["unrelated"]
 
@@ -100,6 +101,12 @@ def _as_many(named: Named, of: str) -> FusibleError | None:
     return _together(named, of, math.prod)
 
 
+def _held_as_many(named: Named, of: str) -> FusibleError | None:
+    """``_as_many`` of all but the scales, of which a tensor has one or none."""
+    scales = {place for _, place in HELD}
+    return _together({"tensor_lists": [x for place, x in enumerate(named["tensor_lists"]) if place not in scales]}, of, math.prod)
+
+
 def _alike(named: Named, of: str) -> FusibleError | None:
     return _together(named, of, list)
 
@@ -138,6 +145,7 @@ _RELATIONS: dict[str, Callable[[Named, str], FusibleError | None]] = {
     "moe_unpermute_fwd": _mapped("input"),
     **dict.fromkeys(("multi_tensor_adam", "multi_tensor_scale", "multi_tensor_sgd"), _as_many),
     **dict.fromkeys(("multi_tensor_compute_scale_and_scale_inv", "multi_tensor_compute_scale_inv_e8m0"), _as_many),
+    "multi_tensor_adam_scaled": _held_as_many,
     "nvfp4_group_quantize_with_amax": _given_amaxes,
     "prim_add": _broadcast,
     "prim_concatenate": _concatenated,
