@@ -71,11 +71,11 @@ def test_a_backend_set_or_registered_after_the_import_serves_what_was_bound_befo
             PRIORITY = 1000
 
             def rmsnorm_fwd(self, *arguments: Any) -> Any:
-                return ["later"]
+                return [arguments[0], None, None]
 
         tex.register_backend(Later)
         try:
-            assert held(*call) == ["later"]
+            assert held(*call)[0] is call[0]
         finally:
             tex.registry.unregister_backend("later")
         assert torch.equal(held(*call)[0], expected)
