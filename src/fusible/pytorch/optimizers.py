@@ -73,7 +73,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         self._check_options(defaults)
         self.master_weights = master_weights
         self._executor: Executor = make_executor(executor)
-        self._stepped: dict[int, dict[str, Any]] = {}
+        self._stepped: dict[Any, dict[str, Any]] = {}  # parameters that backward has stepped since step(), and their groups
         self._scales: dict[Any, dict[str, torch.Tensor]] = {}  # beside the state, whose entries are numbers of a parameter each
         super().__init__(listed(params, type(self).__name__), defaults)
 
@@ -106,23 +106,26 @@ class _FusedOptimizer(torch.optim.Optimizer):
         gradients at once does not go with it: clipping by their norm, loss scaling, several backwards for a step, and processes that reduce
         gradients after backward has accumulated them (DDP). The result has ``remove()``, which ends it.
 
-        Raises ``ArgumentError`` for a compiled step; and later, in backward, for a second gradient before ``step()`` and for what a step refuses, and
-        leaves that parameter as it was.
+        Raises ``ArgumentError`` for a compiled step, and for gradients that backward does not make (``use_decoupled_grad``); and later, in backward,
+        for a second gradient before ``step()`` and for what a step refuses, and leaves that parameter as it was.
         """
         if not self._executor.in_place:
             of, got = f"step_in_backward of {type(self).__name__}", f"a step compiled by {self._executor.name!r}"
             raise ArgumentError(expected("an eager step", of=of, got=got, do="compile('eager')"))
+        if self._gradient != "grad":
+            of, do = f"step_in_backward of {type(self).__name__}", "leave use_decoupled_grad out, or call step() alone"
+            raise ArgumentError(expected("gradients that backward makes", of=of, got=f"those in {self._gradient}", do=do))
         pairs = [(group, p) for group in self.param_groups for p in group["params"]]
         return SteppingInBackward(p.register_post_accumulate_grad_hook(partial(self._step_one, group)) for group, p in pairs)
 
     @torch.no_grad()
     def _step_one(self, group: dict[str, Any], p: Any) -> None:
-        if id(p) in self._stepped:
+        if p in self._stepped:
             of, got = f"step_in_backward of {type(self).__name__}", "another"
             raise ArgumentError(expected("one gradient of a parameter until step()", of=of, got=got, do="call step() after each backward"))
         self._step_batches(self._batches({**group, "params": [p]}))  # the count of the copy of the group goes with it
         p.grad = None
-        self._stepped[id(p)] = group
+        self._stepped[p] = group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -310,11 +313,11 @@ class _FusedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """All but the executor, whose programs are this process's: the name of it."""
         own = {name: value for name, value in vars(self).items() if name in self._options}
-        return {**super().__getstate__(), **own, "executor": self._executor.name}
+        return {**super().__getstate__(), **own, "executor": self._executor.name, "_stepped": self._stepped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._executor = make_executor(state.pop("executor", "eager"))
-        self._stepped, self._scales = {}, state.pop("_scales", {})
+        self._stepped, self._scales = state.pop("_stepped", {}), state.pop("_scales", {})
         super().__setstate__(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

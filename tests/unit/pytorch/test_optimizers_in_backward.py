@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -116,7 +117,27 @@ def test_two_backwards_for_a_step_are_refused() -> None:
     assert all(map(torch.equal, before, module.parameters()))
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adam in few bits"])
+def test_a_copy_made_before_step_counts_as_its_original_does(optimizer: str) -> None:
+    module, stepping = made("torch's", optimizer, torch.bfloat16)
+    stepping.step_in_backward()
+    backward(module, 0, torch.bfloat16)
+    _, copied = copy.deepcopy((module, stepping))
+    for each in (stepping, copied):
+        each.step()
+        assert [group["step"] for group in each.param_groups] == [1]
+
+
 def test_a_compiled_step_comes_after_backward() -> None:
     optimizer = fusible.FusedAdam(nn.Linear(4, 4).parameters(), executor="xla")
     with pytest.raises(ArgumentError, match="step_in_backward of FusedAdam: expected an eager step"):
         optimizer.step_in_backward()
+
+
+def test_gradients_that_others_make_are_not_lost() -> None:
+    module = nn.Linear(4, 4)
+    optimizer = fusible.FusedAdam(module.parameters(), use_decoupled_grad=True)
+    with pytest.raises(ArgumentError, match="step_in_backward of FusedAdam: expected gradients that backward makes, got those in decoupled_grad"):
+        optimizer.step_in_backward()
+    module(torch.ones(2, 4)).sum().backward()
+    assert module.weight.grad is not None
