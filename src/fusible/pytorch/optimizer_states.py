@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.tex import DType
+from fusible.tex.calls.optimizer import FP16_RANGE, LEAST_SCALE
+from fusible.tex.protocol import FP8_MAX
 
 __all__ = ["Holding", "held", "held_again", "is_scaled", "joined", "parted", "remainder", "scale_of", "values_of"]
 
-_SCALED = {torch.float16: torch.finfo(torch.float16).max / 2, torch.uint8: 448.0}
+_SCALED = {torch.float16: FP16_RANGE, torch.uint8: FP8_MAX[DType.kFloat8E4M3]}
 """What the largest number becomes: of E4M3 the largest there is, of fp16 half of it."""
 _MOMENTS = (torch.float32, torch.bfloat16, *_SCALED)
 _MASTERS = (torch.float32, torch.float16)
-_LEAST_SCALE = 2.0**-126
 _SCALE = "_scale"
 
 
@@ -77,7 +79,7 @@ def held(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     if not is_scaled(dtype):
         return values.to(dtype, copy=True), None
     largest = values.abs().amax().reshape(1) if values.numel() else values.new_zeros(1)
-    scale = (largest / _SCALED[dtype]).clamp_min(_LEAST_SCALE)
+    scale = (largest / _SCALED[dtype]).clamp_min(LEAST_SCALE)
     inverse = scale.reciprocal()
     return _codes(values, inverse, dtype), inverse.reciprocal() if dtype is torch.uint8 else scale
 

@@ -12,7 +12,7 @@ from fusible.errors import DTypeError, expected
 from fusible.tex.calls.checks import adam_corrections, check_lists
 from fusible.tex.interface.declare import CallArguments
 
-__all__ = ["AdamRule", "HELD", "check_float_lists", "check_held_lists", "check_typed_lists"]
+__all__ = ["AdamRule", "FP16_RANGE", "HELD", "LEAST_SCALE", "check_float_lists", "check_held_lists", "check_typed_lists"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,10 @@ def check_typed_lists(tensor_lists: Sequence[Sequence[Any]], types: Sequence[Seq
                 raise DTypeError(expected("one number", of=of, got=list(x.shape), do="pass one per tensor"))
 
 
+FP16_RANGE = 65504 / 2
+"""What the largest number of a tensor becomes that is held in fp16 with a scale."""
+LEAST_SCALE = 2.0**-126
+"""The smallest normal number, whose inverse is finite."""
 HELD = ((2, 4), (3, 5), (6, 7))
 """Where ``multi_tensor_adam_scaled`` has what is held in few bits (moments and masters), and where the scales of it."""
 

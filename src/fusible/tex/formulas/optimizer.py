@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from fusible.tex.calls.optimizer import AdamRule, check_float_lists, check_held_lists, check_typed_lists
+from fusible.tex.calls.optimizer import FP16_RANGE, LEAST_SCALE, AdamRule, check_float_lists, check_held_lists, check_typed_lists
 from fusible.tex.enums import DType
 from fusible.tex.formulas.arrays import Array, ArrayKernels, Function
 from fusible.tex.formulas.block_fp8 import BlockFp8
@@ -17,9 +17,6 @@ from fusible.tex.protocol import FLT_MAX, FP8_MAX, INT16, fp8_format
 __all__ = ["OptimizerFormulas"]
 
 _Lists = Sequence[Sequence[Any]]
-_FP16_RANGE = 65504 / 2
-_LEAST_SCALE = 2.0**-126
-"""The smallest normal number, whose inverse is finite."""
 
 
 class OptimizerFormulas(ArrayKernels, Optimizer):
@@ -216,8 +213,8 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
         coded = held.dtype in self._bytes
         if not coded and held.dtype != self._floats[2]:
             return (values,)
-        least = xp.full((1,), _LEAST_SCALE, xp.float32, scale)
-        own = xp.maximum(xp.fp8.tensor_amax(values) / (FP8_MAX[DType.kFloat8E4M3] if coded else _FP16_RANGE), least)
+        least = xp.full((1,), LEAST_SCALE, xp.float32, scale)
+        own = xp.maximum(xp.fp8.tensor_amax(values) / (FP8_MAX[DType.kFloat8E4M3] if coded else FP16_RANGE), least)
         inverse = to.reciprocal(own)
         if coded:
             return to.encode(values, xp.reshape(inverse, ()), DType.kFloat8E4M3), xp.reshape(to.reciprocal(inverse), scale.shape)
